@@ -27,6 +27,8 @@ class Metric(NamedTuple):
         clients; else the plain value is the mean over clients and `_weighted` over examples.
       power: power of the target's unit in which it is measured: 2 for a squared error. Metrics are
         reported in the units of the target's source, whatever scaled it.
+      target: place of the target in whose unit it is measured, if rows have several.
+      mean_of: names of the metrics of single targets whose mean it is, if rows have several.
       in_tables: endings of its columns in tables of runs, "" for its plain value.
     """
 
@@ -38,6 +40,8 @@ class Metric(NamedTuple):
     smooth: bool = True
     pooled: bool = False
     power: int = 0
+    target: int = 0
+    mean_of: tuple[str, ...] = ()
     in_tables: tuple[str, ...] = ("",)
 
     @property
@@ -208,8 +212,10 @@ def metrics_to_tables(records: MetricRecords) -> dict[str, dict[str, Any]]:
     for name, record in records.items():
         table = record._asdict()
         least, most = table.pop("range")
-        table |= {"least": least, "most": most, "in_tables": list(record.in_tables)}
-        usual = {**Metric._field_defaults, "least": -math.inf, "most": math.inf, "in_tables": [""]}
+        table |= {"least": least, "most": most}
+        table |= {n: list(table[n]) for n in ("mean_of", "in_tables")}
+        usual = {**Metric._field_defaults, "least": -math.inf, "most": math.inf}
+        usual |= {"mean_of": [], "in_tables": [""]}
         tables[name] = {k: v for k, v in table.items() if k == "title" or v != usual[k]}
     return tables
 
@@ -222,7 +228,8 @@ def metrics_from_tables(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Me
             values = dict(table)
             value_range = values.pop("least", -math.inf), values.pop("most", math.inf)
             endings = tuple(values.pop("in_tables", ("",)))
-            records[name] = Metric(**values, range=value_range, in_tables=endings)
+            parts = tuple(values.pop("mean_of", ()))
+            records[name] = Metric(**values, range=value_range, in_tables=endings, mean_of=parts)
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"its records of metrics are damaged: {error}") from error
     return records

@@ -74,7 +74,6 @@ from fedjaxsim.engine.state import AllClients, SimulationState, evaluated_part
 from fedjaxsim.engine.stream import stream
 from fedjaxsim.engine.traced_once import TracedOnce
 from fedjaxsim.engine.trained import (
-    coefficients_of,
     on_host,
     predictions_of,
     published_metrics,
@@ -111,6 +110,7 @@ from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistic
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.privacy.samplers.law import check_own
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule, entries
+from fedjaxsim.tasks.in_source import TaskInSource
 from fedjaxsim.tasks.task import check_rows
 
 PyTree = Any
@@ -145,6 +145,7 @@ class Simulation(Fixed):
         debugged. Then no ε is reported for any round.
 
     Attributes:
+      reported: the task in the terms of the population's source.
       accounts: the scheme and the event of each account that rounds are charged to.
       records: the hyperparameters that the parts declare; keys are names.
       program: the pure functions on one device; `transformed` is the program sharded or streamed as
@@ -258,7 +259,7 @@ class Simulation(Fixed):
 
     def _use(self, population: Population) -> None:
         """Check and set the population; rows go to the device when they are first needed."""
-        check_rows(self.task, population.fields, population.categories.get("y"))
+        reported = TaskInSource.of(self.task, population)
         if population.generate is not None and (
             self.minibatches.steps is None or self.minibatches.passes is not None
         ):
@@ -266,9 +267,9 @@ class Simulation(Fixed):
                 "a population that generates its minibatches has no epochs or passes; give steps, "
                 f"got {self.minibatches}"
             )
-        for of_population in ("population", "examples", "rows", "placed"):
+        for of_population in ("population", "reported", "examples", "rows", "placed"):
             self.__dict__.pop(of_population, None)
-        self.population = population
+        self.population, self.reported = population, reported
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
         self._once.watch(population)
         self._summaries: dict[str, Callable[[ClientMetrics, Any], Evaluation]] = {}
@@ -345,8 +346,7 @@ class Simulation(Fixed):
         has_curvature = self.task.curvature is not None and self.algorithm.curvature is not None
         return (
             has_curvature
-            and "x" in (columns := self.population.columns)
-            and columns["x"].norm < math.inf
+            and self.reported.largest_row < math.inf
             and self.task.exposure not in self.population.fields
         )
 
@@ -357,18 +357,13 @@ class Simulation(Fixed):
         of_loss, of_step = self.task.curvature, self.algorithm.curvature
         assert of_loss is not None
         assert of_step is not None
-        return 1 / of_step(of_loss(self.population.columns["x"].norm ** 2), hparams)
+        return 1 / of_step(of_loss(self.reported.largest_row**2), hparams)
 
     @property
     def bounds_messages(self) -> bool:
-        """Return whether `clip_norm` follows from bounds on rows and, in regressions, targets.
-
-        Counts have no bound.
-        """
-        target = self.population.columns.get("y")
-        has_labels = bool(self.task.labels) and self.task.exposure is None
-        bounded = has_labels or (target is not None and max(target.bound) < math.inf)
-        return bounded and self.bounds_steps and self.algorithm.typical_message is not None
+        """Return whether `clip_norm` follows from bounds on rows and, in regressions, targets."""
+        bounded = self.reported.bounds_targets and self.bounds_steps
+        return bounded and self.algorithm.typical_message is not None
 
     @property
     def clip_norm(self) -> float:
@@ -376,7 +371,7 @@ class Simulation(Fixed):
         of_loss, typical = self.task.curvature, self.algorithm.typical_message
         if not self.bounds_messages or of_loss is None or typical is None:
             return USUAL_CLIP
-        return typical(of_loss(self.population.columns["x"].norm ** 2))
+        return typical(of_loss(self.reported.largest_row**2))
 
     @property
     def layout(self) -> Layout:
@@ -803,7 +798,7 @@ class Simulation(Fixed):
             measured = published_metrics(
                 self._trained, self.program, state, hparams.as_arrays(), rows, split
             )
-        return summary_of(rows, split, self.task, measured.sums)(measured, None)
+        return summary_of(rows, split, self.reported, measured.sums)(measured, None)
 
     def models(self, state: SimulationState, hparams: Hyperparameters) -> Any:
         """Return the parameters that each client predicts with, leaves (m, ...) on the host.
@@ -844,23 +839,26 @@ class Simulation(Fixed):
         require_state(state)
         checks.one_of(("personal", "published"), model=model)
         rows, published = self.population if population is None else population, model != "personal"
-        of_run = self._trained, self.program, self.population, state, hparams.as_arrays()
+        of_run = self._trained, self.program, self.reported, self.population
         with self._near_rows():
-            return predictions_of(*of_run, rows, published_alone=published)
+            return predictions_of(
+                *of_run, state, hparams.as_arrays(), rows, published_alone=published
+            )
 
     def coefficients(
         self, state: SimulationState, hparams: Hyperparameters
     ) -> dict[str, np.ndarray]:
         """Return the coefficients of clients' linear models in the units of the columns as read.
 
-        The arrays, (m,) or for c > 1 outputs (m·c,), are a table: "client", its name; "class" if
-        there are several outputs; "intercept"; and one for each column of x. A prediction, or the
-        score of a class, is the intercept and the sum of coefficients times columns.
+        The arrays, (m,) or for c > 1 outputs (m·c,), are a table: "client", its name; "class", or
+        "target" of several targets, if there are several outputs; "intercept"; and one for each
+        column of x. A prediction, or the score of a class, is the intercept and the sum of
+        coefficients times columns.
 
         Raises:
           ValueError: the models are not linear in columns x (N, d).
         """
-        return coefficients_of(self.models(state, hparams), self.population)
+        return self.reported.coefficients(self.models(state, hparams), self.population.names)
 
     def standard_errors(
         self,
@@ -893,7 +891,7 @@ class Simulation(Fixed):
 
         Returns:
           arrays in the units of the columns as read, a line for each coefficient, of each client
-          for personal models: "client", "coefficient", "class" if there are several outputs,
+          for personal models: "client", "coefficient", "class" or "target" of several outputs,
           "estimate", "sampling", "noise", "cohorts", and "low" and "high", the 95 % interval of all
           three by Student's t with m − 1 or n − f degrees of freedom; NaN if n ≤ f.
 
@@ -908,13 +906,12 @@ class Simulation(Fixed):
         z = self._planned_noise(hparams).values(hparams, 0, int(state.round))
         if model == "personal":
             models = self.models(state, hparams)
-            of_run = self.program, self._personal, self.population, state, hparams
+            of_run = self.program, self._personal, self.reported, self.population, state, hparams
             with self._near_rows():
                 return personal_errors_of(*of_run, z, models)
         with self._near_rows():
-            return standard_errors_of(
-                self.program, self._linear_round, self.population, state, hparams, z
-            )
+            of_run = self.program, self._linear_round, self.reported, self.population
+            return standard_errors_of(*of_run, state, hparams, z)
 
     def guarantee(
         self,
@@ -984,7 +981,7 @@ class Simulation(Fixed):
         """Summarize metrics of each client, (m,) or, of S runs, (m, S)."""
         if split not in self._summaries:
             self._summaries[split] = summary_of(
-                self.population, split, self.program.algorithm.task, measured.sums
+                self.population, split, self.reported, measured.sums
             )
         return self._summaries[split](to_host(measured), clients)
 

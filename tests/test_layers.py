@@ -80,6 +80,17 @@ def test_only_runs_and_commands_read_tables():
     assert readers == {"runs", "cli"}
 
 
+def test_the_engine_reads_no_columns():
+    """Units and names of a table are the task's (`tasks/in_source.py`); rounds read numbers."""
+    reading = {
+        f"{path.relative_to(PACKAGE)} reads {node.attr}"
+        for path in [PACKAGE / "simulation.py", *(PACKAGE / "engine").glob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("columns", "categories")
+    }
+    assert reading == set()
+
+
 def test_no_files_import_each_other():
     """Late imports count, and those for type checkers."""
     modules = {}

@@ -37,6 +37,7 @@ from fedjaxsim.privacy.entries import Entry, SamplingScheme, check_noise_multipl
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.mechanisms import release_once
 from fedjaxsim.privacy.messages import wide_type
+from fedjaxsim.tasks.in_source import TaskInSource
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -239,27 +240,26 @@ class Evaluation:
 
 
 def summary_of(
-    population: Population, split: str, task: Task, metrics: Collection[str]
+    population: Population, split: str, reported: TaskInSource, metrics: Collection[str]
 ) -> Callable[[ClientMetrics, np.ndarray | None], Evaluation]:
     """Return the function that makes an evaluation of metrics of all clients or of a sample (k,).
 
     They are numpy arrays (m,) or (m, S). "squared_error" divided by the variance of all targets "y"
     is also reported as "nmse", as in the experiments of MP-MTL. Warns if the split has no rows.
     """
-    count, y = targets_of(population, split, task), population.fields.get("y")
+    task, y = reported.task, population.fields.get("y")
+    count = targets_of(population, split, task)
     if not np.any(count):
         warnings.warn(
             f"no client has {split} rows, so {split} metrics are nan: set some aside by "
             f"fjs.data.split(population, {split}=0.2)",
             stacklevel=2,
         )
-    units = population.columns["y"].half_range if "y" in population.columns else ()
-    unit = abs(units[0]) if len(units) == 1 else 1.0
     records = task.metric_records(metrics)
     variance = None
     if y is not None and "squared_error" in metrics and np.any(count > 0):
         targets = y[population.splits[split].all_rows()]
-        variance = float(np.mean(np.var(targets, axis=0, dtype=np.float64) * unit**2))
+        variance = reported.variance(targets)
         if variance == 0:
             values = ", ".join(f"{value:g}" for value in np.atleast_1d(targets[0]))
             warnings.warn(
@@ -275,15 +275,13 @@ def summary_of(
             return {name: (np.asarray(v, np.float64).T / divisor).T for name, v in totals.items()}
 
         values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
-        names, per_client = [*streaming], values | streaming
-        for name in per_client:
-            per_client[name] = per_client[name] * unit ** records[name].power
+        names, per_client = [*streaming], reported.in_units(values | streaming, records)
         if "squared_error" in per_client and variance is not None:
             # Without variance it is undefined, which is no failure of a client.
             names += [] if variance else ["nmse"]
             per_client["nmse"] = per_client["squared_error"] / (variance or np.nan)
         pools = {
-            name: Pool(statistics, functools.partial(_scaled, pool, unit ** records[name].power))
+            name: Pool(statistics, functools.partial(_scaled, pool, reported.factor(records[name])))
             for name, statistics in measured.statistics.items()
             if (pool := task.streaming_metrics[name].pool) is not None
         }

@@ -25,9 +25,9 @@ from fedjaxsim.engine.standard_errors import (
     server_maps,
 )
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.trained import require_linear
 from fedjaxsim.hyperparameters import Hyperparameters, client_values
 from fedjaxsim.models.model import bound
+from fedjaxsim.tasks.in_source import TaskInSource
 
 _logger = logging.getLogger(__name__)
 _LEAST = 1e-2
@@ -91,6 +91,7 @@ class PersonalFunctions(NamedTuple):
 def personal_errors_of(
     program: Program,
     functions: PersonalFunctions,
+    reported: TaskInSource,
     population: Population,
     state: SimulationState,
     hparams: Hyperparameters,
@@ -108,7 +109,7 @@ def personal_errors_of(
             "standard errors of personal models need clients that descend their own loss and a "
             "pull to a centre, as in local, ditto, pmtl, ppsgd and fedper"
         )
-    require_linear(models, population, 2)
+    reported.require_linear(models, 2)
     fields = jax.tree.map(jnp.asarray, dict(population.fields))
     rows = Rows.place(population, "train", fields, algorithm)
     with program.tracing(), jax.default_matmul_precision("float32"):
@@ -144,9 +145,7 @@ def personal_errors_of(
             far,
             m,
         )
-    table = error_table(
-        models, population, freedom, sampling=sampling, noise=noise, cohorts=cohorts
-    )
+    table = error_table(models, reported, freedom, sampling=sampling, noise=noise, cohorts=cohorts)
     return {"client": np.repeat(population.names, len(table["estimate"]) // m)} | table
 
 

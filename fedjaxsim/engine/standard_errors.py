@@ -15,12 +15,12 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.trained import class_names, require_linear, source_units
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms.record import EXACT
 from fedjaxsim.privacy.messages import Messages
+from fedjaxsim.tasks.in_source import TaskInSource
 
 ColumnArrays = dict[str, np.ndarray]
 _LEVEL = 0.95
@@ -45,6 +45,7 @@ class _Round(NamedTuple):
 def standard_errors_of(
     program: Program,
     linear_round: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
+    reported: TaskInSource,
     population: Population,
     state: SimulationState,
     hparams: Hyperparameters,
@@ -64,7 +65,7 @@ def standard_errors_of(
             "standard errors need clients that send changes of one published model, and a server "
             "without momentum, as in fedavg, fedprox and ditto"
         )
-    require_linear(published, population, 1)
+    reported.require_linear(published, 1)
     deviations = noise_deviations(program, state, hparams, noise_multipliers)
     if m < 2:
         raise ValueError("standard errors need two clients or more")
@@ -89,7 +90,7 @@ def standard_errors_of(
     }
     models = jax.tree.map(lambda leaf: leaf[None], published)
     covariances = {name: covariance[None] for name, covariance in covariances.items()}
-    return error_table(models, population, np.array([m - 1.0]), **covariances)
+    return error_table(models, reported, np.array([m - 1.0]), **covariances)
 
 
 def noise_deviations(
@@ -134,22 +135,22 @@ def _accumulated(contraction: np.ndarray, covariances: Sequence[np.ndarray]) -> 
 
 
 def error_table(
-    models: Any, population: Population, freedom: np.ndarray, **covariances: np.ndarray
+    models: Any, reported: TaskInSource, freedom: np.ndarray, **covariances: np.ndarray
 ) -> ColumnArrays:
     """Return k linear models' coefficients with errors in the source's units, (k·c·(1 + d),) each.
 
     Args:
       models: leaves (k, ...).
-      population: whose columns they are.
+      reported: the task in the source's terms.
       freedom: degrees of freedom of Student's t, (k,); NaN or 0 for no interval.
       **covariances: of the models' parameters by source of error, (k, p, p) each.
     """
-    slopes, intercepts = source_units(models, population)
+    slopes, intercepts = reported.linear(models)
     k, c, d = slopes.shape
     w, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], models))
     # The map to these units is affine: its value at 0, and at each unit vector.
     points = np.concatenate([np.zeros((1, w.size)), np.eye(w.size)])
-    mapped = source_units(jax.vmap(unravel)(jnp.asarray(points, w.dtype)), population)
+    mapped = reported.linear(jax.vmap(unravel)(jnp.asarray(points, w.dtype)))
     estimate, values = (
         np.concatenate([of_ones[..., None], of_columns], axis=2).reshape(len(of_columns), -1)
         for of_columns, of_ones in ((slopes, intercepts), mapped)
@@ -159,11 +160,10 @@ def error_table(
         name: np.sqrt(np.maximum(0.0, np.einsum("ij,mik,kj->mj", unit, covariance, unit)))
         for name, covariance in covariances.items()
     }
-    names = ["intercept", *population.columns["x"].names]
+    names = ["intercept", *reported.require_linear(models, 2)]
     table = {"coefficient": np.tile(np.array(names, object), k * c)}
-    if c > 1:
-        classes = population.categories.get("y", range(c))
-        table["class"] = np.tile(np.repeat(class_names(classes, np.arange(c)), 1 + d), k)
+    for header, outputs in reported.outputs(c).items():
+        table[header] = np.tile(np.repeat(outputs, 1 + d), k)
     total = np.sqrt(sum(np.square(error) for error in errors.values()))
     quantile = stdtrit(np.where(freedom > 0, freedom, np.nan), (1 + _LEVEL) / 2)
     width = quantile[:, None] * total

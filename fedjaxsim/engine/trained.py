@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from fedjaxsim.engine.work import row_of
 from fedjaxsim.hyperparameters import Hyperparameters, client_values
 from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import bound
+from fedjaxsim.tasks.in_source import TaskInSource
 
 PyTree = Any
 _AT_ONCE = 2**26
@@ -101,6 +102,7 @@ def trained_functions(program: Program) -> TrainedFunctions:
 def predictions_of(
     functions: TrainedFunctions,
     program: Program,
+    reported: TaskInSource,
     trained: Population,
     state: SimulationState,
     hparams: Hyperparameters,
@@ -120,18 +122,8 @@ def predictions_of(
     rows, clients = training_rows(program, trained), numbers[owners]
     if published_alone:
         clients = np.full_like(clients, -1)
-    fields = {name: v for name, v in population.fields.items() if name != "y"}
-    named, row_columns = trained.columns.get("x"), population.columns.get("x")
-    clipped = {}
-    if (
-        trained is not population
-        and named is not None
-        and row_columns is not None
-        and row_columns != named
-    ):
-        clipped = {"clipped": named.beyond(fields["x"], row_columns)}
-        fields["x"] = named.aligned(fields["x"], row_columns)  # in the units of the training rows
-    fields = jax.tree.map(jnp.asarray, fields)
+    stored, clipped = reported.stored(population)
+    fields = jax.tree.map(jnp.asarray, stored)
     published = program.algorithm.warm_start.published(state.shared)
     strangers = bool(np.any(clients < 0))
     lacks_model = published is None or program.algorithm.predict_with_data is not None
@@ -151,14 +143,9 @@ def predictions_of(
     outputs = functions.predictions(
         on_host(state), hparams, rows, fields, clients, size=size, strangers=strangers
     )
-    predicted = {name: np.asarray(value) for name, value in outputs.items()}
-    y = trained.columns.get("y")
-    if y is not None and y.scaled:
-        predicted["prediction"] = np.asarray(y.original(predicted["prediction"]), np.float32)
-    if classes := trained.categories.get("y"):
-        predicted["prediction"] = class_names(classes, predicted["prediction"])
     row = np.arange(len(owners)) if population.source_row is None else population.source_row
-    table = {"client": population.names[owners], "row": row, **predicted, **clipped}
+    table = {"client": population.names[owners], "row": row, **reported.predicted(outputs)}
+    table |= {} if clipped is None else {"clipped": clipped}
     order = np.argsort(row, kind="stable")
     return {name: values[order] for name, values in table.items()}
 
@@ -182,60 +169,6 @@ def published_metrics(
     rows = Rows.place(population, split, fields, program.algorithm)
 
     return to_host(functions.published(on_host(state), hparams, rows))
-
-
-def coefficients_of(models: PyTree, population: Population) -> dict[str, np.ndarray]:
-    """Return a dict of linear models' coefficients in the source's units, each (m·c,).
-
-    `models` come from `models_of`.
-    """
-    slopes, intercept = source_units(models, population)
-    m, c, _ = slopes.shape
-    table = {"client": np.repeat(population.names, c)}
-    if c > 1:
-        classes = population.categories.get("y", range(c))
-        table["class"] = np.tile(class_names(classes, np.arange(c)), m)
-    table["intercept"] = intercept.reshape(m * c)
-    names = population.columns["x"].names
-    if taken := {*table} & {*names}:
-        raise ValueError(f"a column may not be called {min(taken)!r}: coefficients have it")
-    return table | dict(zip(names, slopes.reshape(m * c, -1).T, strict=True))
-
-
-def source_units(models: PyTree, population: Population) -> tuple[np.ndarray, np.ndarray]:
-    """Return linear models' slopes (m, c, d) and intercepts (m, c) in the units of the source."""
-    require_linear(models, population, 2)
-    x, y, kernel = population.columns["x"], population.columns.get("y"), models["kernel"]
-    m, c, _ = kernel.shape
-    slopes = np.asarray(kernel, np.float64) / np.array(x.half_range)
-    intercept = np.asarray(models.get("bias", np.zeros((m, c))), np.float64)
-    intercept = intercept - slopes @ np.array(x.centre)
-    if c == 1 and y is not None and y.scaled:
-        [centre], [half_range] = y.centre, y.half_range
-        slopes, intercept = slopes * half_range, centre + half_range * intercept
-    return slopes, intercept
-
-
-def require_linear(models: PyTree, population: Population, axes: int) -> None:
-    """Check that models are linear in columns, the last axis of kernels after `axes` others."""
-    parts, x = models if isinstance(models, dict) else {}, population.columns.get("x")
-    shape = np.shape(parts.get("kernel", 0.0))
-    linear = {*parts} <= {"kernel", "bias"} and len(shape) == axes + 1
-    if not linear or x is None or shape[-1] != len(x.names):
-        raise ValueError(
-            "only linear models on rows x (N, d) have coefficients, one for each column: other "
-            "models have `models`"
-        )
-
-
-def class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:
-    """Return classes by their names, None for −1; whole numbers if all names are."""
-    names = [str(name) for name in classes]
-    are_integers = all(name.removeprefix("-").isdecimal() for name in names)
-    labels = [int(name) for name in names] if are_integers else names
-    if np.min(numbers, initial=0) >= 0:
-        return np.array(labels)[numbers]
-    return np.array([*labels, None], object)[numbers]
 
 
 def on_host(state: SimulationState) -> SimulationState:

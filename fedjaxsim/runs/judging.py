@@ -10,11 +10,11 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.standard_errors import ColumnArrays
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.engine.trained import class_names
 from fedjaxsim.extras import importing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import find_metric
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.in_source import class_names
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -88,9 +88,10 @@ def _of_targets(
     }
     record = METRICS[metric]
     records = {
-        column: record._replace(title=f"{record.title} of y{target}", in_tables=())
+        column: record._replace(title=f"{record.title} of y{target}", target=target, in_tables=())
         for target, column in enumerate(by_target)
     }
+    records[metric] = record._replace(mean_of=tuple(by_target))
 
     def mean(outputs, y):
         return jnp.mean(of_targets(outputs, y), axis=1)

@@ -30,6 +30,7 @@ from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks import squared
+from fedjaxsim.tasks.in_source import TaskInSource
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
 from fedjaxsim.tuning.source import tuned_metric
@@ -450,6 +451,7 @@ def test_a_pooled_metric_is_in_the_units_of_the_source_as_its_clients_values_are
     task = task._replace(streaming_metrics={"largest": largest}, records={"largest": record})
     of_clients: Any = np.array([0.2, 0.5])
     measured: Any = ClientMetrics({}, {"largest": of_clients}, {"largest": of_clients[:, None]})
-    found = summary_of(population, "train", task, [])(measured, None).summary()
+    summarize = summary_of(population, "train", TaskInSource.of(task, population), [])
+    found = summarize(measured, None).summary()
     assert found["train_largest"] == 5.0
     assert found["train_largest_unweighted"] == pytest.approx(3.5)
