@@ -79,6 +79,7 @@ def compare(
             print_comparison(comparison)
         if out is not None:
             store.write(out, written)
+            print(f"written to {out}", file=sys.stderr if json else sys.stdout)
         return 0
 
     return work

@@ -275,8 +275,13 @@ def _meaning(setting: Setting) -> str:
         return f"{setting.help} (required)".strip()
     default, shown = setting.default, setting.shown
     if not shown and default not in (None, ()) and default is not False:
-        shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+        shown = ",".join(map(_text, default if isinstance(default, tuple) else (default,)))
     return f"{setting.help} (default: {shown})" if shown else setting.help
+
+
+def _text(value: Any) -> str:
+    """Format a default as one types it, as 1e9."""
+    return f"{value:g}".replace("e+0", "e") if isinstance(value, float) else str(value)
 
 
 def _width() -> int:

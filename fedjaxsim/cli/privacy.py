@@ -1,5 +1,6 @@
 """`fedjaxsim privacy`: what a plan costs, or what meets an ε, by the accountants of runs."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -141,6 +142,7 @@ def privacy(
             from fedjaxsim import store
 
             store.write(plot, picture)
+            print(f"written to {plot}", file=sys.stderr if json else sys.stdout)
         return 0
 
     return work

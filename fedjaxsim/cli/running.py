@@ -26,7 +26,7 @@ from fedjaxsim.engine import processes
 from fedjaxsim.privacy.assumptions import NO_RELEASE, STOPPING
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.privacy.guarantee import Report, tight_epsilon
-from fedjaxsim.report.files import check_place
+from fedjaxsim.report.files import SEVERAL_RUNS, check_place
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
 from fedjaxsim.report.remedies import LESS_NOISE, MORE_STEPS
@@ -81,7 +81,7 @@ def seeds_work(
     if config.has_secret_seed:
         raise ValueError("seeds and seed secret exclude each other")
     checks.count(1, MOST_RUNS, seeds=seeds)
-    check_place(out, "folder of several runs")
+    check_place(out, SEVERAL_RUNS)
     runs = {
         out / f"seed-{seed}": config.replace(seed=seed)
         for seed in range(config.seed, config.seed + seeds)
@@ -157,11 +157,16 @@ def _where(path: Path, config: RunConfig, report: Report) -> str:
     public = path / PUBLIC
     if not public.is_dir():
         return f"files in {path}, all private"
-    condition = "" if config.hides_noise else ", if nobody can guess the seed (--seed secret)"
+    if not config.hides_noise:
+        guessed = "partition-seed" if config.has_secret_seed else "seed"
+        return (
+            f"files in {path}, all private: whoever guesses the {guessed} ({config.data_seed}) "
+            f"knows the noise, so {public} may be handed on from a run with --seed secret alone"
+        )
     chosen = ""
     if STOPPING in report.assumed:
         chosen = "; that its rounds ended there tells something of validation rows, without an ε"
-    return f"files in {path}, all private but {public}, which may be handed on{condition}{chosen}"
+    return f"files in {path}, all private but {public}, which may be handed on{chosen}"
 
 
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:

@@ -17,6 +17,8 @@ _BLOCK = 1 << 16
 """Rows of a table in one write."""
 KINDS = {"config.toml": "run", "sweep.toml": "sweep", "path.json": "tuning"}
 """What a folder holds, by a file in it."""
+SEVERAL_RUNS = "folder of several runs"
+"""What `run --seeds` makes: a folder `seed-N` for each run."""
 
 
 def check_place(path: Path, kind: str) -> None:
@@ -27,6 +29,11 @@ def check_place(path: Path, kind: str) -> None:
     for file, other in KINDS.items():
         if other != kind and (path / file).exists():
             raise ValueError(f"{path} holds a {other}, and is no place for a {kind}: give another")
+    if kind != SEVERAL_RUNS and (inside := next(path.glob("seed-*/config.toml"), None)):
+        raise ValueError(
+            f"{path} holds several runs ({inside.parent.name}, …), and is no place for a {kind}: "
+            "give another"
+        )
 
 
 def make_directory(

@@ -71,13 +71,13 @@ def tensorboard(settings: Mapping[str, Any], path: Path) -> Write:
     return _closing(write, writer.close)
 
 
-LOGGERS: dict[str, tuple[Factory, tuple[str, ...]]] = {
-    "wandb": (wandb, ("wandb",)),
-    "mlflow": (mlflow, ("mlflow",)),
-    "tensorboard": (tensorboard, ("tensorboardX", "torch")),
-    "trackio": (trackio, ("trackio",)),
+LOGGERS: dict[str, tuple[Factory, tuple[tuple[str, ...], ...]]] = {
+    "wandb": (wandb, (("wandb",),)),
+    "mlflow": (mlflow, (("mlflow",),)),
+    "tensorboard": (tensorboard, (("tensorboardX",), ("torch", "tensorboard"))),
+    "trackio": (trackio, (("trackio",),)),
 }
-"""Named factories, each with packages that it can use; one is enough."""
+"""Named factories, each with sets of packages that it can use; one set is enough."""
 
 
 def find_logger(name: str) -> Factory:
@@ -93,8 +93,8 @@ def find_logger(name: str) -> Factory:
     if name not in LOGGERS:
         raise ValueError(f"logger must be {', '.join(LOGGERS)} or MODULE:FACTORY, got {name!r}")
     factory, packages = LOGGERS[name]
-    if not any(map(_is_there, packages)):
-        raise ValueError(f"logger {name} needs a package: pip install {packages[0]}")
+    if not any(all(map(_is_there, needed)) for needed in packages):
+        raise ValueError(f"logger {name} needs a package: pip install {packages[0][0]}")
     return factory
 
 

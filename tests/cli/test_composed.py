@@ -60,7 +60,7 @@ def test_help_of_ones_own_part_has_its_words(capsys):
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "θ is the proximal point of a client's loss at w." in shown
     assert "--inner-steps INT steps towards θ on every minibatch. (default: 3)" in shown
-    assert "--lam FLOAT λ, the weight of the proximal term (default: 1.0)" in shown
+    assert "--lam FLOAT λ, the weight of the proximal term (default: 1)" in shown
     assert "(default: no noise, unless noise-multiplier is given)" in shown
     assert "(default: inf)" not in shown
 

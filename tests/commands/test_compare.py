@@ -140,7 +140,7 @@ def test_files_for_papers_have_the_tables_and_all_digits(tmp_path, monkeypatch, 
         write_run(tmp_path / name, "pmtl", value, seed=int(name[-1]))
         clients = "name,train_rows,test_rows,test_accuracy\na,9,3,0.25\nb,2,1,0.75\nc,1,0,\n"
         (tmp_path / name / "clients.csv").write_text(clients)
-    ask("compare pmtl-0 pmtl-1 --out t.tex")
+    assert "written to t.tex" in ask("compare pmtl-0 pmtl-1 --out t.tex")
     assert r"pmtl & 2 & 0.417 $\pm$ 1.059" in (tmp_path / "t.tex").read_text()
     assert "pmtl-0 & 2 & 0.250 & 0.500 & 0.750" in (tmp_path / "t.tex").read_text()  # by hand
     ask("compare pmtl-0 pmtl-1 --out t.csv")

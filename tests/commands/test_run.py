@@ -100,6 +100,9 @@ def test_several_seeds_are_runs_of_their_own_with_a_mean(tmp_path, monkeypatch, 
     assert "0.650 ± 0.635" in capsys.readouterr().out  # by hand: 12.7 · 0.05
     assert main(["compare", str(tmp_path / "runs")]) == 0  # the folder stands for its runs
     assert "0.650 ± 0.635" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert main(["run", "--rounds", "1", "--out", str(tmp_path / "runs")]) == 2
+    assert "holds several runs (seed-" in capsys.readouterr().err
     for bad in ("--seeds 2", "--seeds 2 --seed secret --out x", "--seeds 2 --out x --from y"):
         assert main(["run", *bad.split()]) == 2
 

@@ -104,6 +104,14 @@ def test_a_logger_without_its_package_or_name_is_refused_before_a_run(tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
+def test_torch_alone_is_no_tensorboard(monkeypatch):
+    monkeypatch.setattr(loggers, "_is_there", lambda package: package == "torch")
+    with pytest.raises(ValueError, match="pip install tensorboardX"):
+        loggers.find_logger("tensorboard")
+    monkeypatch.setattr(loggers, "_is_there", lambda package: package in ("torch", "tensorboard"))
+    assert loggers.find_logger("tensorboard") is loggers.tensorboard
+
+
 MINE = """
 import json
 
