@@ -7,7 +7,8 @@ the time is a mean over cohorts. So it says nothing about data that a guarantee 
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -95,3 +96,28 @@ class Clock:
         return (
             f"{self.speed:g} multiplications/s, {self.bandwidth:g} bytes/s, spread {self.spread:g}"
         )
+
+
+class Axis(NamedTuple):
+    """The horizontal axis of a figure: rounds, bytes that clients sent, or a clock's seconds."""
+
+    over: Literal["rounds", "bytes", "seconds"] = "rounds"
+    clock: Clock = Clock()
+
+    @property
+    def title(self) -> str:
+        """Its label."""
+        return {
+            "rounds": "rounds",
+            "bytes": "megabytes sent by clients (expected)",
+            "seconds": f"simulated seconds (expected)\n{self.clock}",
+        }[self.over]
+
+    def per_round(self, bytes_sent: Callable[[], float], work: Callable[[], RoundWork]) -> float:
+        """Return how far a round goes; only what the axis needs is asked for."""
+        if self.over == "rounds":
+            return 1.0
+        return bytes_sent() / 1e6 if self.over == "bytes" else self.clock.seconds(work())
+
+
+ROUNDS = Axis()

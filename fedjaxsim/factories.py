@@ -213,8 +213,10 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
 def _hints(factory: Factory) -> dict[str, tuple[Any, str, range | None]]:
     """Return the resolvable type hints of a factory by argument, with annotated text and range."""
     function = inspect.unwrap(factory)
-    hints = {}
-    for name, hint in getattr(function, "__annotations__", {}).items():
+    hints, annotations = {}, dict[str, Any]()
+    for owner in reversed(inspect.getmro(function) if inspect.isclass(function) else [function]):
+        annotations |= inspect.get_annotations(owner)
+    for name, hint in annotations.items():
         alone = types.SimpleNamespace(__annotations__={name: hint})
         with contextlib.suppress(NameError):  # imported for type checkers alone
             names = getattr(function, "__globals__", {})

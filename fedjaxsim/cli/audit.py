@@ -1,7 +1,7 @@
 """`fedjaxsim audit`."""
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Devices
+from fedjaxsim.cli.options import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import end_on_signal

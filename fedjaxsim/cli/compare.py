@@ -5,15 +5,15 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.options import FigureAxis
 
 if TYPE_CHECKING:
-    from fedjaxsim.clock import Clock
+    from fedjaxsim.clock import Axis
     from fedjaxsim.runs.comparison import Comparison
 
-Over = Literal["rounds", "bytes", "seconds"]
 PAGE = ".html"
 _PANELS = 12
 """Most panels of a picture of clients."""
@@ -24,10 +24,7 @@ def compare(
     *,
     metric: str | None = None,
     all_runs: bool = False,
-    over: Over = "rounds",
-    speed: float = 1e9,
-    bandwidth: float = 1e6,
-    spread: float = 0.5,
+    figure: FigureAxis,
     out: Path | None = None,
     json: bool = False,
 ) -> Work:
@@ -38,33 +35,30 @@ def compare(
       metric: Metric by which they are compared, such as f1; by default the one that judges them.
       all_runs: Take all runs of a sweep, not only those with the best learning rates, or with the
         best values of its `best_over`.
-      over: Horizontal axis of the figure: rounds, the bytes that clients sent, or the seconds
-        that this would take by a simulated clock.
-      speed: Multiplications of a median client in a simulated second.
-      bandwidth: Bytes that a median client sends in a simulated second.
-      spread: Standard deviation of the logarithm of clients' times; 0 if all are alike.
+      figure: Axis of the curves.
       out: Figure of the runs (.png, .pdf or .svg), their tables for LaTeX (.tex), their summaries
         (.csv), or a page of all (.html), with pictures, clients, guarantees and settings.
       json: Print JSON instead of a table.
     """
     from fedjaxsim import store
     from fedjaxsim.cli.printing import print_comparison, print_json
-    from fedjaxsim.clock import Clock
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.comparison import compare as read
 
-    if over != "rounds" and (out is None or out.suffix in (".tex", ".csv")):
-        raise ValueError(f"over {over} is an axis of a figure: give --out FILE.png or FILE.html")
+    axis = figure.axis
+    if axis.over != "rounds" and (out is None or out.suffix in (".tex", ".csv")):
+        raise ValueError(
+            f"over {axis.over} is an axis of a figure: give --out FILE.png or FILE.html"
+        )
     if out is not None:
         from fedjaxsim.report.plots import FORMATS, check_path
 
         check_path(out, (*FORMATS, PAGE, ".tex", ".csv"))
-    clock = Clock(speed, bandwidth, spread)
     with doing("reading the runs", quiet=json):
         comparison, written = read(runs, metric, all_runs=all_runs), b""
         _ = comparison.means, comparison.sentences, comparison.drawn_twice
         if out is not None:
-            written = _content(comparison, out, over, clock)
+            written = _content(comparison, out, axis)
 
     def work() -> int:
         if json:
@@ -85,10 +79,10 @@ def compare(
     return work
 
 
-def _content(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> bytes:
+def _content(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
     """Return the content of a file of the runs, in the format of its ending."""
     if out.suffix == PAGE:
-        return _page(comparison, out, over, clock)
+        return _page(comparison, out, axis)
     if out.suffix == ".tex":
         return "\n".join(table.latex for table in comparison.tables()).encode()
     if out.suffix == ".csv":
@@ -96,12 +90,11 @@ def _content(comparison: "Comparison", out: Path, over: Over, clock: "Clock") ->
     from fedjaxsim.report.figures import comparison_figure
     from fedjaxsim.report.plots import content
 
-    return content(
-        comparison_figure(comparison.systems, comparison.shown, over, clock), out.suffix[1:]
-    )
+    picture = comparison_figure(comparison.systems, comparison.shown, axis)
+    return content(picture, out.suffix[1:])
 
 
-def _page(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> bytes:
+def _page(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
     """Return the page of the runs, from which relative links lead to their folders."""
     import tomli_w
 
@@ -112,9 +105,8 @@ def _page(comparison: "Comparison", out: Path, over: Over, clock: "Clock") -> by
     from fedjaxsim.report.plots import content
     from fedjaxsim.report.results import remarks_on
 
-    pictures = {
-        "Curves": content(comparison_figure(comparison.systems, comparison.shown, over, clock))
-    }
+    curves = comparison_figure(comparison.systems, comparison.shown, axis)
+    pictures = {"Curves": content(curves)}
     clients = [
         (
             compared_run.run.name,

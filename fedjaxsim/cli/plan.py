@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Devices
+from fedjaxsim.cli.options import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Devices
+from fedjaxsim.cli.options import Devices
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjaxsim.cli.flags import HELP, Command, Work, show, show_commands, split
-from fedjaxsim.cli.machines import Devices
 from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
@@ -22,6 +21,7 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
+from fedjaxsim.cli.options import Devices
 from fedjaxsim.factories import CommandLineText, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, is_own
 from fedjaxsim.runs.settings import (

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Devices, RunOutput
+from fedjaxsim.cli.options import Devices, RunOutput
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import RunOutput
 from fedjaxsim.cli.messages import say
+from fedjaxsim.cli.options import RunOutput
 from fedjaxsim.cli.printing import (
     print_comparison,
     print_guarantee,
@@ -137,7 +137,7 @@ def _run(prepared: PreparedRun, output: RunOutput) -> int:
         done = prepared.run(
             stop, quiet=output.quiet, client_table=not output.no_client_table,
             checkpoint_every=output.checkpoint_every, profile=output.profile,
-            picture_format=output.format,
+            picture_format=output.format, axis=output.axis,
         )  # fmt: skip
     print_results(stage, done, explain=output.explain)
     if path is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Devices
+from fedjaxsim.cli.options import Devices, FigureAxis
 from fedjaxsim.factories import Count
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def sweep(
     quiet: bool = False,
     checkpoint_every: Count | None = None,
     devices: str = "all",
+    figure: FigureAxis,
 ) -> Work:
     """Run a grid of settings as one program, and draw the best of each family.
 
@@ -48,11 +49,15 @@ def sweep(
       quiet: Print the result and errors only.
       checkpoint_every: Rounds between checkpoints, as for `run`.
       devices: Devices that share the runs, all or a number; of a CPU, its cores.
+      figure: Axis of the curves.
     """
     chooses = select_privately is not None
     if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
         needs = "score-noise and score-largest need select-privately"
         raise ValueError(f"select-privately needs score-noise, and {needs}")
+    axis = figure.axis
+    if chooses and axis.over != "rounds":
+        raise ValueError("over has no effect with select-privately, which draws no curves")
     machines = Devices(devices)
     machines.start(quiet=quiet)
     from fedjaxsim.engine.processes import require
@@ -66,7 +71,7 @@ def sweep(
     with doing(what, quiet=quiet) as say_how_far:
         if select_privately is None or score_noise is None:
             how: Any = {"checkpoint_every": checkpoint_every, "overwrite": overwrite}
-            how |= {"quiet": quiet, "say_how_far": say_how_far}
+            how |= {"quiet": quiet, "say_how_far": say_how_far, "axis": axis}
             return _work(prepare_sweep(read_plan(config, axes, seeds), out, **how))
         plan, score = read_sweep(config, axes, seeds), (score_noise, score_largest)
         return _select(prepare_selection(plan, out, select_privately, score, overwrite=overwrite))

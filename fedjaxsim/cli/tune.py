@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.machines import Devices
+from fedjaxsim.cli.options import Devices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 

@@ -3,13 +3,13 @@
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.clock import Clock
+from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.divergence import Record
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
@@ -39,7 +39,7 @@ from fedjaxsim.report.plots import (
     picture,
 )  # fmt: skip
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.results import System, curve, default_metric, grouped, metrics_of
+from fedjaxsim.report.results import System, curve, default_metric, grouped, last, metrics_of
 
 with importing("plots"):
     import matplotlib as mpl
@@ -63,7 +63,7 @@ class Look(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """The curves of a column over rounds; `records` are the metrics'."""
+    """The curves of a column; `records` are the metrics'."""
 
     title: str
     column: str
@@ -142,7 +142,7 @@ def _curves(
     shown: Sequence[Look],
     *,
     alike: bool,
-    over: str = "rounds",
+    axis: Axis,
 ) -> Figure:
     """Draw panels, at most four in a row, above one legend; panels that are `alike` share axes."""
     down = -(-len(panels) // 4)
@@ -167,7 +167,7 @@ def _curves(
         if not alike or place % across == 0:
             axes.set_ylabel(label)
         if place + across >= len(panels):
-            axes.set_xlabel(over)
+            axes.set_xlabel(axis.title)
     _legend_below(figure, shown, entries)
     return figure
 
@@ -188,8 +188,17 @@ def _legend_below(figure: Figure, shown: Sequence[Look], entries: int) -> None:
 
 
 @mpl.rc_context(STYLE)
-def run_figure(records: Rows, title: str, metrics: MetricRecords = METRICS) -> Figure:
-    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run."""
+def run_figure(
+    records: Rows,
+    title: str,
+    metrics: MetricRecords = METRICS,
+    axis: Axis = ROUNDS,
+    per_round: float = 1.0,
+) -> Figure:
+    """Draw loss, quality with its 10–90 percentile band over clients, and ε of one run.
+
+    A round goes `per_round` along the axis.
+    """
     columns = dict.fromkeys(key for record in records for key in record)
     quality = primary_metric(columns, metrics) or "test_loss"
     names = [name for name in ("train_loss", quality) if any(name in row for row in records)]
@@ -201,14 +210,14 @@ def run_figure(records: Rows, title: str, metrics: MetricRecords = METRICS) -> F
         [rounds, values], band = _columns(rows, "round", name), None
         if all(row.get(f"{name}_p10") is not None for row in rows):
             band = _columns(rows, f"{name}_p10", f"{name}_p90")
-        line(axes, rounds, _bounds_so_far(rows) if name == "epsilon" else values, band,
-             color=COLOURS[0])  # fmt: skip
+        shown = _bounds_so_far(rows) if name == "epsilon" else values
+        line(axes, rounds * per_round, shown, band, color=COLOURS[0])
         label = _EPSILON if name == "epsilon" else _label(name, [], metrics)
         label += "\n10–90 % of clients" * (band is not None)
         sampled = max((row.get(SAMPLED) or 0 for row in rows), default=0)
         if name == quality and sampled:
             label += f"\n{sampled:,} sampled clients, all at the end"
-        axes.set(xlabel="rounds", ylabel=label)
+        axes.set(xlabel=axis.title, ylabel=label)
     return figure
 
 
@@ -231,14 +240,13 @@ def looks_of(systems: Sequence[System]) -> list[Look]:
 def comparison_figure(
     systems: Sequence[System],
     columns: Sequence[str] = (),
-    over: Literal["rounds", "bytes", "seconds"] = "rounds",
-    clock: Clock = Clock(),  # noqa: B008 - frozen
+    axis: Axis = ROUNDS,
 ) -> Figure:
-    """Draw columns of the evaluations of systems over rounds, a panel for each, with one legend.
+    """Draw columns of the evaluations of systems along an axis, a panel for each, with one legend.
 
     By default the column is the metric that judges the runs. Each data set has its own panels.
     The title names the only one, and the meaning of ε. Over bytes, a point stands at the expected
-    bytes that all clients have sent by then; over seconds, at the time of the `clock`.
+    bytes that all clients have sent by then; over seconds, at the time of the axis's clock.
 
     Raises:
       ValueError: if no run of a data set has numbers in a column, or bytes or work are not known.
@@ -249,7 +257,7 @@ def comparison_figure(
     for name in sets:
         alike = [pair for pair in zip(shown, systems, strict=True) if pair[1].data == name]
         for column in columns or [default_metric([alike[0][1].first])]:
-            curves = [(look, _rows_of(system, column, over, clock)) for look, system in alike]
+            curves = [(look, _rows_of(system, column, axis)) for look, system in alike]
             if not any(_is_number(row["mean"]) for _, rows in curves for row in rows):
                 names = alike[0][1].first.rows[-1]
                 hint = checks.did_you_mean(column, names, cutoff=0.5)
@@ -265,12 +273,7 @@ def comparison_figure(
         *(shown[0].label for _ in systems if len(systems) == 1),
     ]
     meaning = [f"ε: {MEANING}, δ = {delta_range}"] if deltas else []
-    axis = {
-        "rounds": "rounds",
-        "bytes": "megabytes sent by clients (expected)",
-        "seconds": f"simulated seconds (expected)\n{clock}",
-    }[over]
-    return _curves("; ".join([*title, *meaning]), panels, shown, alike=False, over=axis)
+    return _curves("; ".join([*title, *meaning]), panels, shown, alike=False, axis=axis)
 
 
 @mpl.rc_context(STYLE)
@@ -305,18 +308,13 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
     return figure
 
 
-def _rows_of(system: System, column: str, over: str, clock: Clock) -> Rows:
+def _rows_of(system: System, column: str, axis: Axis) -> Rows:
     rows = curve([*system.runs.values()], column)
     if column == "epsilon":
         bounds = _bounds_so_far(rows)
         rows = [row | {"mean": e, "half": None} for row, e in zip(rows, bounds, strict=True)]
-    if over == "bytes":
-        sent = system.bytes_sent / 1e6
-        rows = [row | {"round": row["round"] * sent} for row in rows]
-    if over == "seconds":
-        seconds = clock.seconds(system.work)
-        rows = [row | {"round": row["round"] * seconds} for row in rows]
-    return rows
+    per_round = axis.per_round(lambda: system.bytes_sent, lambda: system.work)
+    return [row | {"round": row["round"] * per_round} for row in rows]
 
 
 def _is_number(value: float | None) -> bool:
@@ -351,21 +349,22 @@ def envelope_figure(
     lines: Sequence[str],
     title: str,
     metrics: MetricRecords = METRICS,
+    axis: Axis = ROUNDS,
 ) -> Figure:
-    """Draw an envelope over rounds: a panel per combination of `panels`, a line per one of `lines`.
+    """Draw an envelope: a panel per combination of `panels`, a line per one of `lines`.
 
     Titles of panels name the largest ε spent at the end. Bands are 95 % intervals over seeds, or
     the range of two.
     """
     shown, subplots = _looks_of_values(rows, lines), []
     for values, alike in grouped(rows, panels):
-        label, end = combination_label(panels, values), max(row["round"] for row in alike)
-        spent = [row["epsilon"] for row in alike if row["round"] == end]
+        label = combination_label(panels, values)
+        spent = [row["epsilon"] for row in last(alike, lines)]
         if None not in spent and max(spent) > 0:
             label = f"{label}\n{epsilon_label(max(spent))} ({MEANING})".lstrip()
         curves = [(shown[name], line_rows) for name, line_rows in grouped(alike, lines)]
         subplots.append(Panel(label, rows[0]["metric"], curves, metrics))
-    return _curves(title, subplots, [*shown.values()], alike=True)
+    return _curves(title, subplots, [*shown.values()], alike=True, axis=axis)
 
 
 @mpl.rc_context(STYLE)

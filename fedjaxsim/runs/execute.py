@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.audit.bounds import AuditResult, result
+from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.divergence import DivergingWarning, Record, diverging_from
@@ -106,6 +107,7 @@ def execute(
     loggers: Mapping[str, Factory] = NO_LABELS,
     profile: Path | None = None,
     picture_format: str = "png",
+    axis: Axis = ROUNDS,
 ) -> Executed:
     """Run an experiment, and write its files from the first of several processes.
 
@@ -118,6 +120,7 @@ def execute(
       loggers: a dict of trackers' factories, for a run with a directory.
       profile: directory for JAX's profile of the rounds.
       picture_format: format of the picture.
+      axis: horizontal axis of the picture.
     """
     experiment, directory, rounds, begin, earlier, labels = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
@@ -209,7 +212,12 @@ def execute(
                 z = experiment.noise_multiplier
                 noise = f"z = {number(z)}" if z else "no noise"
                 title = f"{experiment.title}, {simulation.num_clients} clients, {noise}"
-                picture = figures.run_figure(strict(rows), title, experiment.metrics)
+                per_round = axis.per_round(
+                    functools.partial(simulation.bytes_sent, hparams),
+                    functools.partial(simulation.round_work, hparams),
+                )
+                shown = strict(rows), title, experiment.metrics
+                picture = figures.run_figure(*shown, axis, per_round)
                 plots.save(picture, files.path / f"{CURVES}.{picture_format}")
     summary |= {f"{phase}_seconds": value for phase, value in phase_times.seconds.items()}
     if files is not None:

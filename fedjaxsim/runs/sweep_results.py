@@ -19,12 +19,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import fits
+from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import Record, failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder, has_x64, require_x64
@@ -490,11 +492,18 @@ _MOST_CURVES = 12
 _FIRST_CURVES = ("algorithm", "personalization", "lam")
 
 
-def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict[str, Figure]":
+def default_figures(
+    sweep: SweepRuns,
+    runs: Sequence[Run],
+    metric: str,
+    axis: Axis = ROUNDS,
+    per_round: Mapping[str, float] = MappingProxyType({}),
+) -> "dict[str, Figure]":
     """Draw the figures that suit a sweep's keys: `envelopes.png`, `trade_off.png` if ε differs.
 
     Panels are levels of noise. Lines are the other keys, algorithms and levels of personalization
-    first, as long as they are at most twelve; the best is taken over the rest.
+    first, as long as they are at most twelve; the best is taken over the rest. A round of a run
+    goes `per_round` along the axis, by the run's name; by default 1.
     """
     from fedjaxsim.report.figures import envelope_figure, trade_off_figure
 
@@ -520,10 +529,15 @@ def default_figures(sweep: SweepRuns, runs: Sequence[Run], metric: str) -> "dict
     subject = f"{', '.join(titles)} on {', '.join(data)}"
     about = [subject, delta, over and f"best over {over}", mean_of_seeds]
     title = "; ".join(filter(None, about))
+    final_rows = last(best, shown)
+    by_setting = {tuple(map(run.setting, keys)): per_round.get(run.name, 1) for run in runs}
+    best = [
+        row | {"round": row["round"] * by_setting.get(tuple(row[key] for key in keys), 1)}
+        for row in best
+    ]
     in_panels = _in_every_panel(best, noise)
     how: dict[str, Any] = {"lines": lines, "title": title, "metrics": metrics_of(runs)}
-    figures = {"envelopes.png": envelope_figure(in_panels, panels=noise, **how)}
-    final_rows = last(best, shown)
+    figures = {"envelopes.png": envelope_figure(in_panels, panels=noise, axis=axis, **how)}
     if noise and len({row["epsilon"] for row in final_rows} - {0}) > 1:
         figures["trade_off.png"] = trade_off_figure(final_rows, **how)
     return figures

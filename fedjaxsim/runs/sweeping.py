@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.callbacks import StopOnInterrupt
+from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
 from fedjaxsim.extras import missing
@@ -88,6 +90,7 @@ class Sweep:
     Attributes:
       chooses: whether the runs choose settings, and have no report.
       quiet: whether no progress is shown.
+      axis: horizontal axis of the curves.
     """
 
     plan: SweepRuns
@@ -96,6 +99,7 @@ class Sweep:
     checkpoint_every: int | None = None
     chooses: bool = False
     quiet: bool = False
+    axis: Axis = ROUNDS
 
     @property
     def remark(self) -> str:
@@ -127,17 +131,25 @@ class Sweep:
         best, experiments = best_of(plan, runs), experiments_of(self.families)
         with doing("writing the report", quiet=self.quiet):
             reports = write_report(plan, directory, runs, best, experiments)
-            self._draw(runs, best)
+            self._draw(runs, best, experiments)
         worse = warn_of_constants(best, runs, experiments)
         advice = (*worse, *advise_on_noise(runs, experiments))
         return result._replace(best=best, reports=reports, advice=advice)
 
-    def _draw(self, runs: list[Run], best: Best) -> None:
+    def _draw(self, runs: list[Run], best: Best, experiments: dict[int, Experiment]) -> None:
         if missing("plots") is not None:
             return
         from fedjaxsim.report import plots
 
-        for picture, figure in default_figures(self.plan, runs, best.metric).items():
+        per_round = {
+            str(run): self.axis.per_round(
+                functools.partial(of.simulation.bytes_sent, of.hparams),
+                functools.partial(of.simulation.round_work, of.hparams),
+            )
+            for run, of in experiments.items()
+        }
+        figures = default_figures(self.plan, runs, best.metric, self.axis, per_round)
+        for picture, figure in figures.items():
             for ending in (".png", ".pdf"):
                 plots.save(figure, (self.directory.path / picture).with_suffix(ending))
 
@@ -179,11 +191,12 @@ def prepare_sweep(
     overwrite: bool = False,
     quiet: bool = False,
     chooses: bool = False,
+    axis: Axis = ROUNDS,
     say_how_far: Callable[[str], None] = lambda _: None,
 ) -> Sweep | SearchedSweep:
     """Check all input of a sweep before anything is computed, and open its folder."""
     check_place(out, "sweep")
-    how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet}
+    how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet, "axis": axis}
     if isinstance(plan, Search):
 
         def prepare(plan: SweepRuns, to: Path = out, *, chooses: bool = False) -> Sweep:

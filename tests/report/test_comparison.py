@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.clock import Clock, RoundWork
+from fedjaxsim.clock import Axis, Clock, RoundWork
 from fedjaxsim.report.figures import comparison_figure, looks_of
 from fedjaxsim.report.plots import COLOURS, colours_of, marked_points, save
 from fedjaxsim.report.progress import decimals
@@ -72,13 +72,13 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
 
 def test_curves_over_bytes_stand_where_each_system_has_sent_them():
     found = systems([run("fedavg", sent=2e6), run("scaffold", sent=4e6)])
-    [axes] = comparison_figure(found, over="bytes").axes
+    [axes] = comparison_figure(found, axis=Axis("bytes")).axes
     fedavg, scaffold, *_ = (line.get_xdata() for line in axes.get_lines())
     np.testing.assert_array_equal(fedavg, [0, 2, 4, 6, 8])
     np.testing.assert_array_equal(scaffold, [0, 4, 8, 12, 16])
     assert axes.get_xlabel() == "megabytes sent by clients (expected)"
     with pytest.raises(ValueError, match="run it again"):
-        comparison_figure(systems([run("fedavg")]), over="bytes")
+        comparison_figure(systems([run("fedavg")]), axis=Axis("bytes"))
 
 
 def test_curves_over_seconds_stand_at_the_time_of_their_own_work():
@@ -88,13 +88,13 @@ def test_curves_over_seconds_stand_at_the_time_of_their_own_work():
         run("ditto", work=late._replace(at_work=7.0).record()),
     ]
     clock = Clock(speed=1e6, bandwidth=1e3, spread=0.0)
-    [axes] = comparison_figure(systems(runs), over="seconds", clock=clock).axes
+    [axes] = comparison_figure(systems(runs), axis=Axis("seconds", clock)).axes
     fedavg, ditto, *_ = (line.get_xdata() for line in axes.get_lines())
     np.testing.assert_array_equal(fedavg, [0, 3.5, 7, 10.5, 14])
     np.testing.assert_array_equal(ditto, [0, 0.5, 1, 1.5, 2])
     assert axes.get_xlabel().endswith("1e+06 multiplications/s, 1000 bytes/s, spread 0")
     with pytest.raises(ValueError, match="run it again"):
-        comparison_figure(systems([run("fedavg")]), over="seconds")
+        comparison_figure(systems([run("fedavg")]), axis=Axis("seconds"))
 
 
 @pytest.mark.thorough

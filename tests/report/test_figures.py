@@ -1,5 +1,6 @@
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from scipy.special import ndtr
 
+from fedjaxsim.clock import Axis
+from fedjaxsim.metrics import METRICS
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import GAUSSIAN, PrivacySpend
 from fedjaxsim.privacy.guarantee import report
@@ -235,7 +238,7 @@ def test_combinations_are_named_without_what_is_not_set():
     )
 
 
-def default(*tables: dict) -> dict[str, Figure]:
+def default(*tables: dict, **along: Any) -> dict[str, Figure]:
     """The figures of made-up results of a plan."""
     plan = expand_sweep({}, tables)
     runs = []
@@ -251,7 +254,7 @@ def default(*tables: dict) -> dict[str, Figure]:
         if run.algorithm == "local":
             rows = [row | {"epsilon": 0.0} for row in rows]
         runs.append(Run(str(index), settings, settings.pop("seed", 0), rows))
-    return default_figures(plan, runs, "test_accuracy")
+    return default_figures(plan, runs, "test_accuracy", **along)
 
 
 def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
@@ -296,6 +299,18 @@ def test_other_sweeps_are_drawn_too(tmp_path):
     for tables in sweeps:
         for figure in default(*tables).values():
             assert drawn(figure, tmp_path) == b"\x89PNG"
+
+
+def test_curves_of_a_sweep_and_of_a_run_stand_where_each_has_sent_its_bytes():
+    tables = {"sampling_rate": (0.1, 0.2), "learning_rate": (0.1, 0.3)}
+    sent = {"0": 1.0, "1": 1.0, "2": 2.0, "3": 2.0}  # by run; the best learning rate is 0.3
+    axes = default(tables, axis=Axis("bytes"), per_round=sent)["envelopes.png"].axes[0]
+    low, high = (xs(line) for line in axes.get_lines() if len(xs(line)) == len(ROUNDS))
+    assert (low, high) == ([0, 5, 10], [0, 10, 20])
+    assert axes.get_xlabel() == "megabytes sent by clients (expected)"
+    rows = [{"round": t, "test_accuracy": 0.5, "epsilon": 0.0} for t in ROUNDS]
+    [axes] = run_figure(rows, "", METRICS, Axis("bytes"), 3.0).axes
+    assert xs(axes.get_lines()[0]) == [0, 15, 30]
 
 
 def test_a_run_says_that_its_evaluations_are_of_a_sample():

@@ -188,7 +188,7 @@ def test_the_command_prints_systems_below_runs(runs, tmp_path, capsys):
     assert "-0.167 ± 0.287" in row
     # Those without privacy have nothing to add up.
     shared = "pmtl-0, fedavg-0; pmtl-1, fedavg-1; pmtl-2, fedavg-2."
-    assert out.splitlines()[-1].endswith(f"published under its own: {shared}")
+    assert out.splitlines()[-2].endswith(f"published under its own: {shared}")
     assert main(["compare", *paths, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["runs"]) == 9

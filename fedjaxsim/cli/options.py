@@ -4,14 +4,43 @@ import dataclasses
 import gc
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedjaxsim import checks
 from fedjaxsim.factories import Count, flag
 
+if TYPE_CHECKING:
+    from fedjaxsim.clock import Axis
+
 
 @dataclasses.dataclass(frozen=True)
-class RunOutput:
+class FigureAxis:
+    """The horizontal axis of curves, and the simulated clock of its seconds."""
+
+    over: Annotated[
+        Literal["rounds", "bytes", "seconds"],
+        "Horizontal axis of curves: rounds, the bytes that clients sent, or the seconds that this "
+        "would take by a simulated clock.",
+    ] = "rounds"
+    speed: Annotated[float, "Multiplications of a median client in a simulated second."] = 1e9
+    bandwidth: Annotated[float, "Bytes that a median client sends in a simulated second."] = 1e6
+    spread: Annotated[
+        float, "Standard deviation of the logarithm of clients' times; 0 if all are alike."
+    ] = 0.5
+
+    @property
+    def axis(self) -> "Axis":
+        """The axis; raise a ValueError for a clock that it does not read."""
+        from fedjaxsim.clock import Axis, Clock
+
+        clock = Clock(self.speed, self.bandwidth, self.spread)
+        if self.over != "seconds" and clock != Clock():
+            raise ValueError("speed, bandwidth and spread are of a clock: give --over seconds")
+        return Axis(self.over, clock)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOutput(FigureAxis):
     """Options of a run's report, progress and checkpoints.
 
     Attributes:
@@ -37,6 +66,7 @@ class RunOutput:
         """Check the flags; flags of files, with `of_files`, need `out`."""
         of_files |= {"checkpoint_every": self.checkpoint_every}
         of_files |= {"no_client_table": self.no_client_table, "format": self.format != "png"}
+        of_files |= {"over": self.axis.over != "rounds"}
         without_effect = [flag(name) for name, value in of_files.items() if value]
         if out is None and without_effect:
             raise ValueError(f"{without_effect[0]} has no effect without out")
