@@ -10,6 +10,7 @@ import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.shared_model import SharedModel
+from fedjaxsim.engine import personal_errors
 from fedjaxsim.models import linear
 from fedjaxsim.tasks import cox, squared
 
@@ -99,6 +100,35 @@ def test_errors_are_those_of_a_clients_ridge_regression_and_cover_what_it_estima
             first = frame[frame.who == "c000"]
             fit = api.OLS(first.y, api.add_constant(first[["age", "dose"]])).fit(cov_type="HC3")
             np.testing.assert_allclose(table.sampling[:3], fit.bse, rtol=2e-3)
+
+
+def response(**parts):
+    """The linear form of a round of two clients with numbers in place of matrices, by default 0."""
+    shapes = {
+        "contraction": (1, 1), "of_release": (1, 1), "parts": (2, 1), "part_of_personal": (2, 1, 1),
+        "of_personal": (2, 1, 1), "of_shared": (2, 1, 1), "model_of_personal": (2, 1, 1),
+        "model_of_shared": (2, 1, 1),
+    }  # fmt: skip
+    given = {
+        name: np.broadcast_to(np.asarray(parts.get(name, 0.0)), shapes[name]) for name in shapes
+    }
+    return personal_errors._Response(**given)
+
+
+def test_what_rounds_add_is_a_sum_by_hand():
+    # A round halves the shared number w, which is the model, and adds its noise over m = 2.
+    halving = response(contraction=0.5, of_release=1.0, model_of_shared=1.0, parts=[[1], [-1]])
+    noise, cohorts = personal_errors._propagated(halving, np.array([3.0, 4.0]), 1.0)
+    np.testing.assert_allclose(noise, (1.5**2 + 4**2) / 4)
+    assert not cohorts.any()
+    # At p = 1/5 the mean divides by p m, and a cohort moves w by 4 (1² + 1²).
+    noise, cohorts = personal_errors._propagated(halving, np.array([3.0, 4.0]), 0.2)
+    np.testing.assert_allclose(noise, (1.5**2 + 4**2) / 0.4**2)
+    np.testing.assert_allclose(cohorts, 8 * (1 + 0.5**2))
+    # The model is w as its client last saw it: at p = 1/2 half of them saw the first round's noise.
+    seen = response(contraction=1.0, of_release=1.0, of_shared=1.0, model_of_personal=1.0)
+    noise, _ = personal_errors._propagated(seen, np.array([3.0, 0.0]), 0.5)
+    np.testing.assert_allclose(noise, 3.0**2 / 2)
 
 
 @pytest.mark.thorough

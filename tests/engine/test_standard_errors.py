@@ -115,6 +115,21 @@ def test_intervals_of_sampling_cover_the_slopes_of_the_clients_population():
     np.testing.assert_allclose(np.mean(inside, axis=0), 0.95, atol=0.045)
 
 
+def test_noise_and_cohorts_of_two_rounds_are_sums_by_hand(monkeypatch):
+    """Of the slope of age, half of which a round keeps, with parts of ±1: 100/30 in its units."""
+    sim = simulation(frame_of(), 0.2)
+    parts = np.outer(np.resize([1.0, -1.0], CLIENTS), [0.0, 1.0, 0.0])
+    of_round = parts, -np.eye(3) / 2, np.eye(3)
+    monkeypatch.setattr(sim, "_linear_round", lambda *_: of_round, raising=False)
+    hparams = sim.hyperparameters(clip=0.5, noise_multiplier=0.2)
+    state = dataclasses.replace(sim.init(0, hparams), round=jnp.int32(2))
+    table = pd.DataFrame(sim.standard_errors(state, hparams)).set_index("coefficient")
+    both = 1 + 0.5**2
+    noise, cohorts = (0.5 * 0.2 / (0.2 * CLIENTS)) ** 2, (1 - 0.2) / 0.2 * CLIENTS
+    np.testing.assert_allclose(table.noise["age"], 100 / 30 * np.sqrt(both * noise), rtol=1e-5)
+    np.testing.assert_allclose(table.cohorts["age"], 100 / 30 * np.sqrt(both * cohorts), rtol=1e-5)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("rate", [None, 0.5])
 def test_intervals_of_the_noise_cover_the_models_of_runs_that_differ_in_it(rate):

@@ -175,6 +175,16 @@ def test_only_planned_releases_have_places():
         assert not fits(*[charged(turns, event, (2.0, 0.5, 5))] * 2)
 
 
+def test_a_second_account_of_a_kind_has_no_place():
+    limit, kind = budget(2.0, DELTA, 4.0), (FULL, GAUSSIAN)
+    release = np.array([4.0]), np.array([1.0]), np.array([1])
+    first, second = filters.room_in(limit, [kind, kind]).places
+    (later,) = filters.room_in(limit, [kind], earlier=[kind]).places
+    assert not filters.lacks_places(first, *release)
+    assert filters.lacks_places(second, *release)
+    assert filters.lacks_places(later, *release)
+
+
 def test_a_cohort_with_few_places_costs_no_less_at_a_larger_rate():
     scheme = SamplingScheme("poisson", 50, 8)
     for one, other in ((0.02, 0.05), (0.05, 0.06), (0.06, 0.08)):

@@ -6,6 +6,7 @@ import json
 import math
 import re
 
+import jax
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
@@ -91,6 +92,23 @@ def test_the_noise_of_all_questions_costs_what_the_ledger_is_charged(monkeypatch
     noise = np.stack(errors) / np.reshape(deviations, (-1, 1))
     assert abs(np.mean(noise)) < 4 / math.sqrt(noise.size)
     assert np.abs(np.asarray(np.corrcoef(noise))[np.triu_indices(25, 1)]).max() < 5 / math.sqrt(d)
+
+
+def test_other_rows_numbers_of_rows_questions_and_seeds_have_other_noise():
+    values, counts = np.zeros((3, 2)), np.array([1, 2])
+    first = 0, values, counts, "asked"
+    others = [
+        (1, values, counts, "asked"),
+        (0, values + 1, counts, "asked"),
+        (0, values, np.array([2, 1]), "asked"),
+        (0, values, counts, "asked otherwise"),
+    ]
+
+    def words(request):
+        return tuple(jax.random.key_data(private_ranges._key(*request)).tolist())
+
+    assert len({words(request) for request in (first, *others)}) == 5
+    assert words(first) == words((0, values.copy(), counts.copy(), "asked"))
 
 
 def test_ranges_are_a_function_of_what_was_released(monkeypatch):
