@@ -181,7 +181,7 @@ def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Recor
     """Compile a workload; return what a round starts, per round, and the least time it takes."""
     experiment = prepare(run_config(**settings_of(name, rehearse)), check_memory=False)
     found = compile_for(target, experiment.simulation, experiment.hparams, rounds=8)
-    started = started_by_a_round(found.rounds.as_text(), *trips(experiment, found.chunk_size))
+    started = started_by_a_round(found.rounds.as_text(), *trips(experiment, found.plan.chunk_size))
     work = work_of(experiment, experiment.state_shapes)
     bandwidth, flops = SPEEDS[device]
     starts = {"launches": LAUNCH * started.launches} if device == "h100" else {
@@ -196,7 +196,7 @@ def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Recor
         "flops": work.flops,
         "working_bytes": found.need.rounds,
         "peak_bytes": found.need.peak,
-        "chunk_size": found.chunk_size,
+        "chunk_size": found.plan.chunk_size,
         "seconds": bounds,
     }
 

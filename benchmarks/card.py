@@ -191,7 +191,7 @@ def measure(name: str, rehearse: bool) -> None:
     answer({
         "seconds": {f: [t / (times[f] * rounds) for t in all_] for f, all_ in took.items()},
         "refused": failed,
-        "chunk_size": simulation.chunk_size_for(experiment.hparams),
+        "chunk_size": simulation.plan_for(experiment.hparams).chunk_size,
         "planned_bytes": need.peak,
         "peak_bytes_of_all_forms": device_peak_bytes(tuple(jax.devices()[:1])),
         "machine": machine(),

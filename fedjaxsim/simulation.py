@@ -49,7 +49,7 @@ from fedjaxsim.engine.evaluation import (
     summary_of,
 )
 from fedjaxsim.engine.fixed import Fixed
-from fedjaxsim.engine.layout import ChunkMap, Layout, workload_of
+from fedjaxsim.engine.layout import ChunkMap, Plan, plan_of, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop, run_segments
 from fedjaxsim.engine.personal_errors import (
     PersonalFunctions,
@@ -90,6 +90,7 @@ from fedjaxsim.hyperparameters import (
     fill,
     per_client,
 )
+from fedjaxsim.kernels import backend
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
@@ -229,14 +230,12 @@ class Simulation(Fixed):
             once.sampler(self.sampler),
             once.of(measure_with(self.task)),
             self.minibatches,
-            workload_of(
-                self.task,
-                self.population,
-                self.sampling,
-                self.minibatches,
+            plan_of(
+                workload_of(self.task, self.population, self.sampling, self.minibatches),
+                backend.current(self.devices),
                 self.chunk_size,
                 self.chunk_map,
-                self.devices,
+                len(self.devices or (None,)),
             ),
             AllClients(m),
             self.accounts,
@@ -276,8 +275,8 @@ class Simulation(Fixed):
         self._facts: dict[Any, dict[str, str]] = {}
 
     def __repr__(self) -> str:
-        """Name the parts, the population, the placement and the layout."""
-        layout, minibatches, scheme = self.layout, self.minibatches, self.sampler.scheme
+        """Name the parts, the population, the placement and the plan."""
+        minibatches, scheme = self.minibatches, self.sampler.scheme
         count = minibatches.epochs or minibatches.steps
         what = "epoch" if minibatches.epochs else "step"
         taken = f"{count} {what}{'s' * (count != 1)}"
@@ -294,7 +293,7 @@ class Simulation(Fixed):
             f"  round: {scheme.kind} sampling of {cohort}, {taken} of minibatches of "
             f"{minibatches.size} rows, {self.mechanism.event.kind} mechanism",
             f"  placement: {where}",
-            f"  layout: chunks of {layout.chunk_size} clients, {layout.chunk_map} inside",
+            f"  plan: {self.program.plan}",
         ])  # fmt: skip
 
     def with_population(self, population: Population) -> Self:
@@ -372,11 +371,6 @@ class Simulation(Fixed):
         if not self.bounds_messages or of_loss is None or typical is None:
             return USUAL_CLIP
         return typical(of_loss(self.reported.largest_row**2))
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of rounds, before memory and messages are known."""
-        return self.program.workload.layout()
 
     @property
     def num_clients(self) -> int:
@@ -958,22 +952,20 @@ class Simulation(Fixed):
 
     # --- what sweeps, derivatives, audits and commands need besides -------------------------------
 
-    def chunk_size_for(self, hparams: Hyperparameters) -> int:
-        """Return the number of clients of a chunk on one device, computed from shapes.
+    def plan_for(self, hparams: Hyperparameters) -> Plan:
+        """Return the plan of rounds, with the chunks that fit one device's memory, from shapes.
 
         Rounds may use another size that suits a form of messages, or divides a cohort.
         """
         hparams, program = hparams.as_arrays(), self.program
+        if not program.plan.asks_memory:
+            return program.plan
         devices = len(self.devices or (None,))
-
-        def memory():
-            rows = Rows.shapes(self.population, "train", self.algorithm)
-            state = jax.eval_shape(program.init, keys.seed_key(0), hparams)
-            held = bytes_of(rows) // devices + bytes_of(state.of_clients) // devices
-            return held, program.client_bytes(hparams, rows)
-
+        rows = Rows.shapes(self.population, "train", self.algorithm)
+        state = jax.eval_shape(program.init, keys.seed_key(0), hparams)
+        held = bytes_of(rows) // devices + bytes_of(state.of_clients) // devices
         slots = min(self.sampler.scheme.capacity, -(-self.num_clients // devices))
-        return program.workload.layout(slots=slots, memory=memory).chunk_size
+        return program.plan.in_memory(slots, held, program.client_bytes(hparams, rows))
 
     def summarize(
         self, split: str, measured: ClientMetrics, clients: np.ndarray | None = None

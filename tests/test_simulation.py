@@ -155,7 +155,7 @@ def test_it_shows_its_parts_population_placement_and_layout(shared_pmtl):
         "gaussian mechanism"
     )
     assert lines[3] == "  placement: in memory of one device"
-    assert lines[4].startswith(f"  layout: chunks of {sim.layout.chunk_size} clients, ")
+    assert lines[4].startswith(f"  plan: chunks of {sim.program.plan.chunk_size} clients, ")
     streamed = dataclasses.replace(sim, streamed=True, minibatches=Minibatches(4, steps=3))
     assert "streamed" in repr(streamed)
     assert "3 steps of minibatches" in repr(streamed)

@@ -108,7 +108,7 @@ def measure(experiment: Experiment, repetitions: int = REPETITIONS) -> Record:
         "rounds_mb": (running - base) / MB,
         "device_peak_mb": None if of_devices is None else of_devices / MB,
         "clients_per_round": rate * simulation.num_clients,
-        "chunk_size": simulation.chunk_size_for(experiment.hparams),
+        "chunk_size": simulation.plan_for(experiment.hparams).chunk_size,
         "devices": len(devices),
     }
 

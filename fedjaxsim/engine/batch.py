@@ -95,6 +95,7 @@ def batch(program: Program, axes: Hyperparameters, size: int) -> Program:
         no_charges=many(program.no_charges, axes),
         charge=many(program.charge, 0, 0, None, None),
         runs=Runs(program, axes, size),
+        plan=program.plan.for_runs(size),
     )
 
 

@@ -191,8 +191,8 @@ def _view(
             raise ValueError(
                 f"work must return the share of a client's steps, a float, got {_shape(share)}"
             )
-    layout = program.workload.layout()
-    return rows.of(client_id, key, program.minibatches, layout, consumed, key, share)
+    reading = program.plan.reading
+    return rows.of(client_id, key, program.minibatches, reading, consumed, key, share)
 
 
 def _a_round(

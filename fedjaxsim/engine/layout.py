@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from fedjaxsim.data.minibatches import Batch, BatchReadOptions, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.shape_bytes import bytes_of, products_in
 from fedjaxsim.hyperparameters import Hyperparameters
-from fedjaxsim.kernels import backend, products
+from fedjaxsim.kernels import products
 from fedjaxsim.kernels.backend import Backend
 from fedjaxsim.models.model import bound
 from fedjaxsim.privacy.samplers import Sampling
@@ -24,6 +23,8 @@ from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 ChunkMap = Literal["scan", "vmap"]
+Given = tuple[int | None, ChunkMap | None]
+"""The size and the map of chunks that a user gave."""
 
 CACHE = 2**20
 """Bytes of a core's second-level cache."""
@@ -58,27 +59,66 @@ DEFAULT_MEMORY = 2**33
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """The grouping of clients and the order of their work, as `Workload.layout` chooses it.
+class Plan:
+    """The grouping of clients and the order of their work, on one kind of device.
+
+    A program has one from the start, by `plan_of`. `batch` and derivatives replace it, and what a
+    trace tells refines it: `in_cache`, `in_memory`, `for_message` and `for_shared_model` answer
+    from numbers alone.
 
     Attributes:
+      backend: the devices that the program is traced for, whatever else the process has.
       chunk_size: clients per chunk; at least 2, because writing one row at a time into a large
         array makes XLA copy the whole array.
       chunk_map: inside a chunk, "scan" runs one client after another, which keeps a client's work
         in cache and skips empty slots; "vmap" runs them as one batch.
-      sorts, rematerialize, most_rows: as in `Workload`.
+      given: the size and the map of chunks that a user gave, if any.
+      model_bytes: bytes of one client's model.
+      useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
+      lengths: the expected steps of the clients of a cohort on one accelerator, the longest first.
+      sorts: whether batches are of clients with similar numbers of rows, as all wait for the
+        longest.
+      capped: whether derivatives or settings enlarge a batch beyond the shapes of one client's
+        work, so that memory may not ask for larger ones.
+      rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
+        writes into the clients' states in place. No effect otherwise.
+      most_rows: a static bound on a client's rows, which reverse mode needs.
+      narrow_rows: whether a CPU runs the rounds, and rows have a length in `NARROW`.
+      runs: the settings that are one program.
     """
 
+    backend: Backend
     chunk_size: int
     chunk_map: ChunkMap
+    given: Given = (None, None)
+    model_bytes: int = 0
+    useful: int = MOST_AT_ONCE
+    lengths: tuple[float, ...] = ()
     sorts: bool = False
+    capped: bool = False
     rematerialize: bool = False
     most_rows: int | None = None
+    narrow_rows: bool = False
+    runs: int = 1
+
+    def __str__(self) -> str:
+        clients, kind = self.chunk_size, self.backend.platform
+        return f"chunks of {clients} clients, {self.chunk_map} inside, for a {kind}"
 
     @property
     def scans(self) -> bool:
         """Return whether the clients of a chunk run one after another."""
         return self.chunk_map == "scan"
+
+    @property
+    def on_cpu(self) -> bool:
+        """Return whether a CPU runs the program."""
+        return self.backend.platform == "cpu"
+
+    @property
+    def asks_memory(self) -> bool:
+        """Return whether the size of a chunk follows from an accelerator's memory."""
+        return not (self.on_cpu or self.scans or self.given[0])
 
     def even_size(self, slots: int) -> int:
         """Return the largest useful chunk size that divides the slots.
@@ -100,136 +140,76 @@ class Layout:
         cuts = self.scans and self.most_rows is None
         return BatchReadOptions(self.most_rows, cuts)
 
+    def for_runs(self, runs: int) -> "Plan":
+        """Return the plan of several settings as one program, made of the plan of one.
 
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """The facts about a run from which its layout follows; all of them are public.
-
-    A user may have given `chunk_size` and `chunk_map`; `model_bytes` are one client's.
-
-    Attributes:
-      backend: the devices that the program is traced for, whatever else the process has.
-      linear: whether the model is linear, so that rows of clients who share it are one product.
-      one_by_one: whether a CPU runs the clients of a single run one after another.
-      useful: most clients in a batch on a CPU that suit the cohort and the clients' row counts.
-      lengths: the expected steps of the clients of a cohort on one accelerator, the longest first.
-      sorts: whether batches are of clients with similar numbers of rows, as all wait for the
-        longest.
-      capped: whether derivatives enlarge a batch beyond the shapes of one client's work,
-        so that memory may not ask for larger ones.
-      rematerialize: whether reverse mode recomputes a client's work instead of keeping it, and
-        writes into the clients' states in place. No effect otherwise.
-      most_rows: a static bound on a client's rows, which reverse mode needs.
-      narrow_rows: whether a CPU runs the rounds, and rows have a length in `NARROW`.
-    """
-
-    chunk_size: int | None = None
-    chunk_map: ChunkMap | None = None
-    model_bytes: int = 0
-    linear: bool = False
-    one_by_one: bool = False
-    useful: int = MOST_AT_ONCE
-    lengths: tuple[float, ...] = ()
-    sorts: bool = False
-    capped: bool = False
-    rematerialize: bool = False
-    most_rows: int | None = None
-    narrow_rows: bool = False
-    backend: Backend = dataclasses.field(default_factory=backend.current)
-
-    def __post_init__(self):
-        if self.chunk_size is not None:
-            checks.count(2, chunk_size=self.chunk_size)
-        if self.chunk_map is not None:
-            checks.one_of(("scan", "vmap"), chunk_map=self.chunk_map)
-
-    @property
-    def chosen(self) -> bool:
-        """Return whether a user gave a part of the layout."""
-        return self.chunk_size is not None or self.chunk_map is not None
-
-    def layout(
-        self,
-        runs: int = 1,
-        row_bytes: float = 0.0,
-        *,
-        message: PyTree = (),
-        evaluates: bool = False,
-        alike: bool = False,
-        slots: int = 0,
-        memory: Callable[[], tuple[int, int]] | None = None,
-    ) -> Layout:
-        """Choose the layout, given what is known of the work.
-
-        `runs` settings are one program, in which a client's personal states have `row_bytes`;
-        `message` are the shapes of what it sends. If `alike`, all clients have the same parameters.
-        A device has `slots` of clients; `memory` returns the bytes that rows and states take there,
-        and one client of a batch takes, as from `bytes_of_work`.
+        Models of all settings of a client are one batch in any case. On a CPU clients run one
+        after another, unless operations take longer to start than to run.
         """
-        single = runs == 1
-        if self.backend.platform != "cpu":
-            lengths = np.array(() if evaluates else self.lengths)
-            capped = self.capped or not single
-            kind, size = self._on_accelerator(slots, memory, lengths, capped=capped)
-        elif self.chosen or not single:
-            # Models of all settings of a client are one batch in any case. Clients run one after
-            # another, unless operations take longer to start than to run.
+        if runs == 1:
+            return self
+        size, kind = self.chunk_size, self.chunk_map
+        if self.on_cpu:
             small = runs * self.model_bytes <= SMALL_MODEL
-            kind, size = self._asked_for("vmap" if small else "scan")
-            if kind == "scan" and not single:
-                # The states of a chunk fit a core's cache, and more of its slots may be skipped.
-                size = min(size, max(2, int(CACHE // max(1.0, row_bytes))))
-        elif products.any_of(message) or (evaluates and alike and self.linear):
-            # One matrix product for all clients of a chunk.
-            fitting = _IN_BATCH if evaluates else CACHE // bytes_of(message)
-            kind, size = "vmap", max(2, min(fitting, self.useful))
-        elif self.one_by_one:
-            kind, size = "scan", _IN_SCAN
-        else:
-            kind, size = "vmap", min(_IN_BATCH, self.useful)
-        return Layout(
-            size,
-            kind,
-            self.sorts and single,
-            self.rematerialize,
-            self.most_rows,
+            size, kind = _completed(self.given, "vmap" if small else "scan")
+        return dataclasses.replace(
+            self, runs=runs, chunk_size=size, chunk_map=kind, sorts=False, capped=True
         )
 
-    def _asked_for(self, default: ChunkMap) -> tuple[ChunkMap, int]:
-        """Return the map and the size of chunks that a user gave, completed."""
-        kind = self.chunk_map or default
-        return kind, self.chunk_size or (_IN_SCAN if kind == "scan" else _IN_BATCH)
+    def in_cache(self, row_bytes: float) -> "Plan":
+        """Return the plan of clients whose personal states have so many bytes in all settings.
 
-    def _on_accelerator(
-        self,
-        slots: int,
-        memory: Callable[[], tuple[int, int]] | None,
-        lengths: np.ndarray,
-        *,
-        capped: bool,
-    ) -> tuple[ChunkMap, int]:
-        """Choose a batch as large as memory holds, if it is known and `capped` does not forbid.
-
-        Batches are smaller where that saves more than it costs to start them: if clients have
-        unequal `lengths`, the longest first, and if a smaller batch holds almost every random
-        cohort, while the slots hold all that are drawn in practice.
+        The states of a chunk fit a core's cache, and more of its slots may be skipped.
         """
-        kind, size = self._asked_for("vmap")
-        if memory is None or kind == "scan" or self.chunk_size is not None:
-            return kind, size
-        held, client = memory()
-        most = size if capped else MOST_AT_ONCE
+        if not (self.on_cpu and self.scans and self.runs > 1):
+            return self
+        fitting = max(2, int(CACHE // max(1.0, row_bytes)))
+        return dataclasses.replace(self, chunk_size=min(self.chunk_size, fitting))
+
+    def for_message(self, message: PyTree) -> "Plan":
+        """Return the plan of clients who send such shapes: products of a chunk are one."""
+        if not products.any_of(message):
+            return self
+        return self._one_product(CACHE // bytes_of(message))
+
+    def for_shared_model(self) -> "Plan":
+        """Return the plan of clients who apply one linear model: one product for a chunk's rows."""
+        return self._one_product(_IN_BATCH)
+
+    def _one_product(self, most: int) -> "Plan":
+        if not self.on_cpu or any(self.given) or self.runs > 1:
+            return self
+        size = max(2, min(most, self.useful))
+        return dataclasses.replace(self, chunk_size=size, chunk_map="vmap")
+
+    def in_memory(self, slots: int, held: int, client: int) -> "Plan":
+        """Return the plan of a device's `slots` of clients, in batches that its memory holds.
+
+        Rows and states take `held` bytes, and a client of a batch takes `client`, as from
+        `bytes_of_work`. Batches are smaller where that saves more than it costs to start them: if
+        clients have unequal `lengths`, and if a smaller batch holds almost every random cohort,
+        while the slots hold all that are drawn in practice.
+        """
+        if not self.asks_memory:
+            return self
+        lengths = np.array(self.lengths)
+        most = self.chunk_size if self.capped else MOST_AT_ONCE
         free = (self.backend.memory or DEFAULT_MEMORY) - held
-        largest = at_once(free, client, slots, most)
-        cohort = len(lengths)
-        if capped or cohort == 0 or (cohort == slots and not self.sorts):
-            return kind, largest
-        usual = math.ceil(cohort + 3 * math.sqrt(cohort))
-        sizes = {-(-slots // k) for k in range(1, MOST_CHUNKS + 1)}
-        sizes = {n for n in sizes if n < cohort or n >= usual} | {usual}
-        sizes = {max(2, min(largest, n)) for n in sizes}
-        costs = {n: _moved(lengths, n, client) + LOOP_BYTES * (n < slots) for n in sizes}
-        return kind, _about_cheapest(costs)
+        size, cohort = at_once(free, client, slots, most), len(lengths)
+        if not (self.capped or cohort == 0 or (cohort == slots and not self.sorts)):
+            usual = math.ceil(cohort + 3 * math.sqrt(cohort))
+            sizes = {-(-slots // k) for k in range(1, MOST_CHUNKS + 1)}
+            sizes = {n for n in sizes if n < cohort or n >= usual} | {usual}
+            sizes = {max(2, min(size, n)) for n in sizes}
+            costs = {n: _moved(lengths, n, client) + LOOP_BYTES * (n < slots) for n in sizes}
+            size = _about_cheapest(costs)
+        return dataclasses.replace(self, chunk_size=size)
+
+
+def _completed(given: Given, default: ChunkMap, in_batch: int = _IN_BATCH) -> tuple[int, ChunkMap]:
+    """Return the size and the map of chunks that a user gave, completed."""
+    size, kind = given[0], given[1] or default
+    return size or (_IN_SCAN if kind == "scan" else in_batch), kind
 
 
 def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int:
@@ -243,52 +223,97 @@ def at_once(free: int, client: int, slots: int, most: int = MOST_AT_ONCE) -> int
     return max(2, -(-slots // max(1, chunks)))
 
 
+class Workload(NamedTuple):
+    """The facts about a run from which its plan follows; all of them are public.
+
+    Attributes:
+      num_clients: m.
+      cohort: the expected number of clients in a round, at the default rate of the sampling.
+      most_steps: local steps of a client with as many rows as the population's bound allows, in one
+        epoch; 1 if all clients take as many.
+      repeats: epochs of a round, or its local steps.
+      model_bytes: bytes of one client's model.
+      multiplications: of matrix products and convolutions in a local step.
+      row_lengths: the numbers in a row of each field that is a table.
+    """
+
+    num_clients: int
+    cohort: float
+    most_steps: int
+    repeats: int
+    model_bytes: int
+    multiplications: int
+    row_lengths: tuple[int, ...] = ()
+
+
 def workload_of(
-    task: Task,
-    population: Population,
-    sampling: Sampling,
-    minibatches: Minibatches,
+    task: Task, population: Population, sampling: Sampling, minibatches: Minibatches
+) -> Workload:
+    """Return the facts about a run.
+
+    They are public numbers, or a client's rounding would follow from other clients' numbers of
+    rows.
+    """
+    m, size, epochs = population.num_clients, minibatches.size, minibatches.epochs
+    return Workload(
+        m,
+        _expected_cohort(sampling, m),
+        most_steps=1 if epochs is None else -(-population.bound("train") // size),
+        repeats=epochs or minibatches.steps or 1,
+        model_bytes=bytes_of(jax.eval_shape(task.init, jax.random.key(0))),
+        multiplications=multiplications(task, population, size),
+        row_lengths=tuple(f.shape[1] for f in population.fields.values() if f.ndim == 2),
+    )
+
+
+def plan_of(
+    workload: Workload,
+    backend: Backend,
     chunk_size: int | None = None,
     chunk_map: ChunkMap | None = None,
-    devices: Sequence[Any] | None = None,
-) -> Workload:
-    """Return the workload of a run on some devices, by default the first one.
+    devices: int = 1,
+) -> Plan:
+    """Return the plan of a run whose clients are divided over some devices of a kind.
 
-    It follows from public numbers alone, or a client's rounding would follow from other clients'
-    numbers of rows: their logarithms are taken as spread evenly up to the population's bound. A CPU
-    runs the clients of a chunk as one batch, unless the products of one client fill a core by
-    themselves. What the steps of a chunk read and write fits the core's cache, and half of a small
-    cohort fills the chunk, so that few slots stay empty. The default rate of `sampling` tells the
-    size of a cohort.
+    Logarithms of the clients' numbers of rows are taken as spread evenly up to the population's
+    bound. A CPU runs the clients of a chunk as one batch, unless the products of one client fill a
+    core by themselves. What the steps of a chunk read and write fits the core's cache, and half of
+    a small cohort fills the chunk, so that few slots stay empty. If a user gives a part, models
+    above `SMALL_MODEL` run one after another there.
     """
-    model, most_steps = bytes_of(jax.eval_shape(task.init, jax.random.key(0))), 1
-    if minibatches.epochs is not None:
-        most_steps = -(-population.bound("train") // minibatches.size)
-    uneven = most_steps > 1
-    fields, on = population.fields.values(), backend.current(devices)
-    narrow = any(field.ndim == 2 and field.shape[1] in NARROW for field in fields)
-    workload = Workload(
-        chunk_size, chunk_map, model, task.linear is not None, sorts=uneven,
-        narrow_rows=narrow and on.platform == "cpu", backend=on,
+    if chunk_size is not None:
+        checks.count(2, chunk_size=chunk_size)
+    if chunk_map is not None:
+        checks.one_of(("scan", "vmap"), chunk_map=chunk_map)
+    on_cpu, model = backend.platform == "cpu", workload.model_bytes
+    given: Given = chunk_size, chunk_map
+    useful, lengths = _IN_BATCH, np.zeros(0)
+    if any(given):
+        one_by_one = on_cpu and model > SMALL_MODEL
+    else:
+        # Few are long: this costs equal clients some per cent, and long tails far less than others.
+        spread = np.linspace(0, 1, workload.num_clients)
+        steps = np.ceil(float(workload.most_steps) ** spread)
+        lengths = expected_lengths(steps, workload.cohort)
+        one_by_one = on_cpu and workload.multiplications > LARGE_STEP
+        if on_cpu:
+            useful, lengths = _useful_size(lengths, model), lengths[:0]
+    size, kind = _completed(given, "scan" if one_by_one else "vmap", useful)
+    narrow = on_cpu and any(length in NARROW for length in workload.row_lengths)
+    return Plan(
+        backend, size, kind, given, model, useful,
+        tuple((workload.repeats * lengths[::devices]).tolist()),
+        sorts=workload.most_steps > 1, narrow_rows=narrow,
     )  # fmt: skip
-    if workload.chosen:
-        return workload
-    m = population.num_clients
-    # Few are long: this costs equal clients some per cent, and long tails far less than others.
-    steps = np.ceil(float(most_steps) ** np.linspace(0, 1, m))
-    lengths = expected_lengths(steps, _expected_cohort(sampling, m))
-    if on.platform != "cpu":
-        times = minibatches.epochs or minibatches.steps or 1
-        of_device = times * lengths[:: max(1, len(devices or ()))]
-        return dataclasses.replace(workload, lengths=tuple(of_device.tolist()))
-    fitting = 1 << max(1, CACHE // max(1, _COPIES * model)).bit_length() - 1
+
+
+def _useful_size(lengths: np.ndarray, model_bytes: int) -> int:
+    """Return the size of a CPU's batches of clients who take `lengths` steps, the longest first."""
+    fitting = 1 << max(1, CACHE // max(1, _COPIES * model_bytes)).bit_length() - 1
     most = min(_IN_BATCH, max(LEAST_IN_BATCH, fitting))
     while most > LEAST_IN_BATCH and 2 * most > len(lengths):
         most //= 2
-    costs = {size: _cost(lengths, size) for size in _powers(LEAST_IN_BATCH, most)}
-    size = _about_cheapest(costs)
-    large = multiplications(task, population, minibatches.size) > LARGE_STEP
-    return dataclasses.replace(workload, useful=size, one_by_one=large)
+    return _about_cheapest({size: _cost(lengths, size) for size in _powers(LEAST_IN_BATCH, most)})
 
 
 def _about_cheapest(costs: dict[int, float]) -> int:

@@ -220,11 +220,11 @@ def personal_functions(program: Program) -> PersonalFunctions:
     task, pull_of = algorithm.task, algorithm.personal_pull
 
     def fit(state, hparams, rows):
-        layout = program.choose_layout(state, evaluates=True)()
+        reading = program.plan_of_evaluation(state).reading
 
         def of_client(personal, client_id):
             key = keys.stream(state.key, keys.Stream.EVALUATION, state.round, client_id)
-            data = rows.of(client_id, key, program.minibatches, layout)
+            data = rows.of(client_id, key, program.minibatches, reading)
             v, back = ravel_pytree(personal)
 
             def model(v):

@@ -16,11 +16,18 @@ import jax.numpy as jnp
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm, Context, Metrics
-from fedjaxsim.data.minibatches import ClientData, ExampleLeakError, Minibatches, loss_of, view_here
+from fedjaxsim.data.minibatches import (
+    BatchReadOptions,
+    ClientData,
+    ExampleLeakError,
+    Minibatches,
+    loss_of,
+    view_here,
+)
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.accounts import costs_of
 from fedjaxsim.engine.factorizations import factorize_one_by_one
-from fedjaxsim.engine.layout import Layout, Workload
+from fedjaxsim.engine.layout import Plan
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.engine.state import AllClients, SimulationState
@@ -95,7 +102,7 @@ class Functions(NamedTuple):
 
 
 def traced_for_its_devices(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a program's method, traced for the devices of its workload."""
+    """Return a program's method, traced for the devices of its plan."""
 
     @functools.wraps(method)
     def traced(self: "Program", *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +125,7 @@ class Program:
       algorithm: functions for one client, as from `algorithm_of_run`.
       mechanism: the only way from messages to the server.
       measure: `(params, data) -> ClientMetrics` of one client.
-      workload: the facts from which choices for speed follow.
+      plan: the choices for speed, and the devices that they are for.
       partition: the clients whose states this program holds.
       accounts: the scheme and the event of each account; see `engine/accounts.py`.
       no_charges: `(hparams) -> tuple`, the empty accounts.
@@ -140,7 +147,7 @@ class Program:
     sampling: Sampler
     measure: Callable[[PyTree, ClientData], ClientMetrics]
     minibatches: Minibatches
-    workload: Workload
+    plan: Plan
     partition: AllClients
     accounts: tuple[Account, ...]
     no_charges: Callable[[Hyperparameters], tuple[Charges, ...]]
@@ -166,9 +173,9 @@ class Program:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Trace for the devices of the workload in a `with` block, whatever the process has."""
+        """Trace for the devices of the plan in a `with` block, whatever the process has."""
         factorize_one_by_one()
-        with planning_for(self.workload.backend):
+        with planning_for(self.plan.backend):
             yield
 
     # --- the four functions -----------------------------------------------------------------------
@@ -245,24 +252,23 @@ class Program:
 
         Given the sorted ids of k `clients`, the metrics are theirs alone, (k, ...).
         """
-        choose = self.choose_layout(state, evaluates=True)
-        layout = choose()
+        plan = self.plan_of_evaluation(state)
 
         def one(personal, client_id):
             with bound(self.algorithm.task.frozen, rows.frozen):
-                params = self.predict(state, personal, hparams, client_id, rows, layout)
+                params = self.predict(state, personal, hparams, client_id, rows, plan.reading)
                 key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
-                data = rows.of(client_id, key, self.minibatches, layout)
+                data = rows.of(client_id, key, self.minibatches, plan.reading)
                 return self.measure(params, data)
 
         if clients is None:
-            return map_clients(one, state.personal, self.partition.known_ids(), choose, rows)
+            return map_clients(one, state.personal, self.partition.known_ids(), plan, rows)
         count = clients.shape[0]
         sample = Cohort(clients, jnp.ones(count, bool), jnp.zeros((), jnp.int32))
         slots, ids, mask = self.partition.slots_of(sample, full=False)
         personal = jax.tree.map(lambda leaf: leaf[jnp.where(mask, slots, 0)], state.personal)
         measured = map_clients(
-            one, personal, jnp.where(mask, ids, self.partition.anybody()), choose, rows
+            one, personal, jnp.where(mask, ids, self.partition.anybody()), plan, rows
         )
         place = jnp.where(mask, jnp.searchsorted(clients, ids), count)
 
@@ -280,7 +286,7 @@ class Program:
         hparams: Hyperparameters,
         client_id: jax.Array,
         rows: Rows,
-        layout: Layout,
+        reading: BatchReadOptions,
     ) -> PyTree:
         """Return the parameters that one client of this personal state predicts with."""
         algorithm = self.algorithm
@@ -288,7 +294,8 @@ class Program:
             return algorithm.predict(state.shared, personal, hparams, client_id)
         key = keys.stream(state.key, Stream.PREDICTION, state.round, client_id)
         # Minibatches that are consumed are those of a client that has consumed none.
-        data = rows.of_training().of(client_id, key, self.minibatches, layout, jnp.int32(0), key)
+        training, taken = rows.of_training(), jnp.int32(0)
+        data = training.of(client_id, key, self.minibatches, reading, taken, key)
         return algorithm.predict_with_data(state.shared, personal, data, hparams, client_id)
 
     # --- placement and compilation ----------------------------------------------------------------
@@ -304,7 +311,7 @@ class Program:
 
     def compiled(self) -> Functions:
         """Return the four functions compiled; `rounds` reuses the buffers of its state."""
-        options = {"xla_backend_optimization_level": 2} if self.workload.narrow_rows else None
+        options = {"xla_backend_optimization_level": 2} if self.plan.narrow_rows else None
         rounds = jax.jit(
             self.rounds, static_argnames="rounds", donate_argnums=0, compiler_options=options
         )
@@ -348,7 +355,7 @@ class Program:
             (state.mechanism, hparams),
             self.num_clients,
             self.partition.anybody(),
-            self.choose_layout(state),
+            self.plan_of_rounds(state),
             state.of_clients,
             self.partition.slots_of(drawn.cohort, full=full),
             rows,
@@ -366,7 +373,7 @@ class Program:
         """
         algorithm, shared, round_ = self.algorithm, state.shared, state.round
         rate = self.sampling.answer_rate(drawn.rate)
-        availability, layout = self.sampling.availability, self.choose_layout(state)()
+        availability, reading = self.sampling.availability, self.plan.reading
 
         def client(states, client_id):
             personal, consumed = states
@@ -374,7 +381,7 @@ class Program:
             context_key = keys.stream(drawn.clients, Stream.CONTEXT, client_id)
             order = keys.stream(drawn.orders, Stream.ORDERS, client_id)
             share = availability and work_of(availability, drawn.clients, round_, client_id)
-            data = rows.of(client_id, batch_key, self.minibatches, layout, consumed, order, share)
+            data = rows.of(client_id, batch_key, self.minibatches, reading, consumed, order, share)
             context = Context(round_, context_key, client_id, self.num_clients, rate)
             with bound(algorithm.task.frozen, rows.frozen):
                 personal, message, metrics = algorithm.client(
@@ -464,17 +471,17 @@ class Program:
         """Return whether a hyperparameter has a first axis of runs."""
         return self.runs is not None and self.runs.axes.get(name) is not None
 
-    # --- the layout -------------------------------------------------------------------------------
+    # --- the plan ---------------------------------------------------------------------------------
 
-    def choose_layout(
-        self, state: SimulationState, *, evaluates: bool = False
-    ) -> Callable[..., Layout]:
-        """Return `Workload.layout` for the models of all runs in the state."""
-        runs = 1 if self.runs is None else self.runs.size
-        row_bytes = bytes_of(state.personal) / self.partition.size
-        alike = not jax.tree.leaves(state.personal)
-        choose = functools.partial(self.workload.layout, runs, row_bytes=row_bytes)
-        return functools.partial(choose, evaluates=evaluates, alike=alike)
+    def plan_of_rounds(self, state: SimulationState) -> Plan:
+        """Return the plan, given the personal states of all runs."""
+        return self.plan.in_cache(bytes_of(state.personal) / self.partition.size)
+
+    def plan_of_evaluation(self, state: SimulationState) -> Plan:
+        """Return the plan of an evaluation, whose batches wait for their longest client."""
+        plan = dataclasses.replace(self.plan_of_rounds(state), lengths=())
+        shares = self.algorithm.task.linear is not None and not jax.tree.leaves(state.personal)
+        return plan.for_shared_model() if shares else plan
 
     @traced_for_its_devices
     def client_bytes(self, hparams: Hyperparameters, rows: Rows) -> int:

@@ -8,9 +8,15 @@ import jax.numpy as jnp
 from jax.tree_util import register_dataclass
 
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.data.minibatches import PASS_SIZE, ClientData, Generate, Minibatches, RowReader
+from fedjaxsim.data.minibatches import (
+    PASS_SIZE,
+    BatchReadOptions,
+    ClientData,
+    Generate,
+    Minibatches,
+    RowReader,
+)
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.layout import Layout
 from fedjaxsim.kernels import backend
 from fedjaxsim.kernels.permutation import FEW_ROWS
 
@@ -107,7 +113,7 @@ class Rows:
         client_id: jax.Array,
         key: jax.Array,
         minibatches: Minibatches,
-        layout: Layout,
+        reading: BatchReadOptions,
         consumed: jax.Array | None = None,
         order: jax.Array | None = None,
         share: jax.Array | None = None,
@@ -128,7 +134,7 @@ class Rows:
             consumed,
             order,
             self.generate,
-            layout.reading,
+            reading,
             share,
             self.most_rows,
         )

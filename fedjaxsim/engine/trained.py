@@ -50,7 +50,7 @@ def trained_functions(program: Program) -> TrainedFunctions:
     models_program: Any = dataclasses.replace(program, measure=lambda params, data: params)
 
     def predictions(state, hparams, rows, fields, clients, *, size, strangers):
-        layout = program.choose_layout(state, evaluates=True)()
+        reading = program.plan_of_evaluation(state).reading
         published = algorithm.warm_start.published(state.shared) if strangers else None
 
         def of_row(row):
@@ -58,7 +58,7 @@ def trained_functions(program: Program) -> TrainedFunctions:
             safe_client = jnp.maximum(client, 0)
             personal = jax.tree.map(lambda leaf: leaf[safe_client], state.personal)
             with bound(task.frozen, rows.frozen):
-                params = program.predict(state, personal, hparams, safe_client, rows, layout)
+                params = program.predict(state, personal, hparams, safe_client, rows, reading)
                 if strangers:
                     params = jax.tree.map(
                         lambda trained_leaf, published_leaf: jnp.where(
@@ -74,13 +74,14 @@ def trained_functions(program: Program) -> TrainedFunctions:
         return jax.lax.map(of_row, (fields, clients), batch_size=size)
 
     def published(state, hparams, rows):
-        layout = program.choose_layout(state, evaluates=True)()
+        reading = program.plan_of_evaluation(state).reading
         params = algorithm.warm_start.published(state.shared)
 
         def of_client(client_id):
             key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
             with bound(task.frozen, rows.frozen):
-                return program.measure(params, rows.of(client_id, key, program.minibatches, layout))
+                data = rows.of(client_id, key, program.minibatches, reading)
+                return program.measure(params, data)
 
         return jax.lax.map(of_client, jnp.arange(rows.count.shape[0], dtype=jnp.int32))
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from fedjaxsim.algorithm import Metrics
 from fedjaxsim.data.minibatches import NO_REVERSE, PASS_SIZE
-from fedjaxsim.engine.layout import Layout
+from fedjaxsim.engine.layout import Plan
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of, bytes_of_work
 from fedjaxsim.hyperparameters import Hyperparameters
@@ -59,7 +59,7 @@ def work(
     public: tuple[PyTree, Hyperparameters],
     num_clients: int,
     anybody: jax.Array,
-    choose: Callable[..., Layout],
+    plan: Plan,
     store: PyTree,
     cohort: CohortSlots,
     rows: Rows,
@@ -69,32 +69,28 @@ def work(
     """Run every client of a cohort and add up the bounded messages.
 
     `public` is the mechanism's state and the hyperparameters, `anybody` the id of some client, ()
-    int32, whose state comes first, `choose` is `Workload.layout` without
-    the facts that are known here, `store` has the clients' states, leaves (s, ...), `rows` are the
-    training rows. If `filled`, static, every slot of the cohort is filled.
+    int32, whose state comes first, `store` has the clients' states, leaves (s, ...), `rows` are
+    the training rows. If `filled`, static, every slot of the cohort is filled.
     """
     row = row_of(store)
-    _, message, metrics = jax.eval_shape(client, row, INTEGER)
+    trace = jax.make_jaxpr(client, return_shape=True)
+    jaxpr, (_, message, metrics) = trace(row, INTEGER)
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide_type(leaf)), metrics)
 
-    def memory():
-        work = jax.make_jaxpr(client)(row, INTEGER)
-        return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row, message)
-
-    layout = choose(message=message, slots=cohort.ids.shape[0], memory=memory)
-    message_shapes = message if mechanism.adds_chunks and layout.scans else None
+    slots, client_bytes = cohort.ids.shape[0], bytes_of_work(jaxpr.jaxpr, row, message)
+    plan = plan.for_message(message).in_memory(slots, bytes_of((rows, store)), client_bytes)
+    message_shapes = message if mechanism.adds_chunks and plan.scans else None
 
     def add(accumulator, messages, mask, ids):
         return mechanism.add(accumulator, Messages(messages), mask, ids, *public)
 
-    if layout.sorts and not layout.scans:
+    if plan.sorts and not plan.scans:
         cohort = _longest_first(cohort, rows)
-    slots = cohort.ids.shape[0]
-    size = layout.even_size(slots) if filled else layout.chunk_size
+    size = plan.even_size(slots) if filled else plan.chunk_size
     full = filled and slots % size == 0
     # With full participation a chunk's states are a piece of the store. Outside a loop each use
     # would read the piece again, and the store be copied for the use that writes.
-    ways: dict[str, Any] = {"reverse": layout.rematerialize, "piece": full and layout.scans}
+    ways: dict[str, Any] = {"reverse": plan.rematerialize, "piece": full and plan.scans}
     # The last of the cohort, its shortest if it is sorted, stands in for nobody.
     last = jnp.sum(cohort.mask, dtype=jnp.int32) - 1
     stand_in, slot = (
@@ -103,23 +99,23 @@ def work(
     )
     chunks = _chunks(cohort, jax.tree.leaves(store), size, stand_in)
     # On an accelerator the host would wait for the branch, and the store be copied around it.
-    several = chunks.mask.shape[0] > 1 and backend.platform() != "cpu"
-    alone = not several and backend.platform() != "cpu"
+    several = chunks.mask.shape[0] > 1 and not plan.on_cpu
+    alone = not several and not plan.on_cpu
     held = [leaf.shape[0] for leaf in jax.tree.leaves(store)]
-    whole = alone and full and held[:1] == [size] and not (layout.sorts or layout.rematerialize)
+    whole = alone and full and held[:1] == [size] and not (plan.sorts or plan.rematerialize)
 
     def run_chunk(operands):
         (store, accumulator, totals), (slots, ids, mask) = operands
         # Of a whole store in its own order, a gather and a scatter would be copies.
         states, store = (store, ()) if whole else take(store, slots, stand_in=slot, **ways)
         updated, accumulator, totals = _run_chunk(
-            client, add, layout, message_shapes, full, states, ids, mask, accumulator, totals
+            client, add, plan, message_shapes, full, states, ids, mask, accumulator, totals
         )
         store = updated if whole else put(store, slots, updated, **ways)
         return store, accumulator, totals
 
     def body(carry, chunk):
-        if full or alone or layout.rematerialize:
+        if full or alone or plan.rematerialize:
             return run_chunk((carry, chunk)), None
         # Filled slots come first, so a chunk whose first slot is empty has none.
         return jax.lax.cond(
@@ -127,7 +123,7 @@ def work(
         ), None
 
     carry = store, mechanism.zero(products.shapes(message), num_clients), zero_metrics
-    if several and not (full or layout.rematerialize or layout.most_rows):
+    if several and not (full or plan.rematerialize or plan.most_rows):
         # An accelerator would copy the store around a branch; a loop that ends early copies none.
         def at(place, carry):
             return run_chunk((carry, jax.tree.map(lambda leaf: leaf[place], chunks)))
@@ -180,13 +176,13 @@ def _chunks(
     return jax.tree.map(lambda leaf: leaf.reshape(chunks, size), CohortSlots(slots, ids, mask))
 
 
-def _run_chunk(client, add, layout, message_shapes, full, rows, ids, mask, accumulator, totals):
+def _run_chunk(client, add, plan, message_shapes, full, rows, ids, mask, accumulator, totals):
     """Run the clients of a chunk one after another or as one batch, and add up their messages.
 
     A scan bounds and adds each message before the next client starts, and skips empty slots. If
     `message_shapes` is given, it keeps all messages and adds them after the last client.
     """
-    scans = layout.scans
+    scans = plan.scans
 
     def run(operands):
         rows, ids, mask, accumulator, totals = operands
@@ -215,7 +211,7 @@ def _run_chunk(client, add, layout, message_shapes, full, rows, ids, mask, accum
     # result, which takes up to four times as long.
     branches = not full
     if not scans:
-        branches = backend.platform() == "cpu" and not (full and layout.rematerialize)
+        branches = plan.on_cpu and not (full and plan.rematerialize)
 
     def body(carry, chunk):
         operands = (*chunk, *carry)
@@ -227,7 +223,7 @@ def _run_chunk(client, add, layout, message_shapes, full, rows, ids, mask, accum
         return (accumulator, totals), (rows, messages)
 
     # Around the branch: inside it, all inputs of a client would be kept.
-    body = jax.checkpoint(body, prevent_cse=False) if layout.rematerialize else body
+    body = jax.checkpoint(body, prevent_cse=False) if plan.rematerialize else body
     carry, chunk = (accumulator, totals), (rows, ids, mask)
     if scans:
         carry, (rows, messages) = jax.lax.scan(body, carry, chunk)
@@ -244,7 +240,7 @@ def map_clients(
     function: Callable[[PyTree, jax.Array], PyTree],
     store: PyTree,
     ids: jax.Array,
-    choose: Callable[..., Layout],
+    plan: Plan,
     rows: Rows,
     *,
     sort: bool = True,
@@ -256,16 +252,13 @@ def map_clients(
     numbers of rows. Reverse mode wants them in their own order, not to `sort`, as it would add to
     the whole store in every batch.
     """
-
-    def memory():
+    if plan.asks_memory:
         row = row_of(store)
-        work = jax.make_jaxpr(function)(row, INTEGER)
-        return bytes_of((rows, store)), bytes_of_work(work.jaxpr, row)
-
-    layout = choose(slots=ids.shape[0], memory=memory)
-    size = None if layout.scans else layout.chunk_size
+        client_bytes = bytes_of_work(jax.make_jaxpr(function)(row, INTEGER).jaxpr, row)
+        plan = plan.in_memory(ids.shape[0], bytes_of((rows, store)), client_bytes)
+    size = None if plan.scans else plan.chunk_size
     # Nobody waits if no rows are read, as for the models that clients predict with.
-    if layout.scans or not (sort and rows.fields):
+    if plan.scans or not (sort and rows.fields):
         return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=size)
     order = _order_of(-rows.counts(ids) // PASS_SIZE)  # batches, the most first
 

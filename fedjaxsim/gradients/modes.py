@@ -1,6 +1,6 @@
 """Ways to differentiate a run: forward mode and reverse mode.
 
-Reverse mode recomputes a client's work instead of keeping it (`Workload.rematerialize`), and so the
+Reverse mode recomputes a client's work instead of keeping it (`Plan.rematerialize`), and so the
 rounds of a segment (Griewank 1992; Chen, Xu, Zhang, Guestrin 2016). Kept are the cohort's rows and
 the server state of each round in one segment, and the state at the start of every segment.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.engine.layout import Workload
+from fedjaxsim.engine.layout import Plan
 from fedjaxsim.engine.program import Program
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -37,8 +37,8 @@ class Forward:
 
     def program(self, program: Program, rows: Rows) -> Program:
         """Return the program that is differentiated, of these training rows."""
-        workload = dataclasses.replace(program.workload, capped=True)
-        return dataclasses.replace(program, workload=workload)
+        plan = dataclasses.replace(program.plan, capped=True)
+        return dataclasses.replace(program, plan=plan)
 
     def segment_length(self, program: Program, state: SimulationState, rounds: int) -> int:
         """Return the number of rounds that are recomputed together."""
@@ -78,10 +78,8 @@ class Reverse:
         A message that is not finite counts as zero, and so does its derivative. Plain reverse mode
         would multiply that zero by infinite derivatives of the client's work: NaN for all.
         """
-        workload = dataclasses.replace(bounded(program.workload, rows), rematerialize=True)
-        return dataclasses.replace(
-            program, algorithm=_guarded(program.algorithm), workload=workload
-        )
+        plan = dataclasses.replace(bounded(program.plan, rows), rematerialize=True)
+        return dataclasses.replace(program, algorithm=_guarded(program.algorithm), plan=plan)
 
     def segment_length(self, program: Program, state: SimulationState, rounds: int) -> int:
         """Return the number of rounds that are recomputed together.
@@ -109,11 +107,11 @@ class Reverse:
 Mode = Forward | Reverse
 
 
-def bounded(workload: Workload, rows: Rows) -> Workload:
-    """Return the workload with the largest client's rows as a static bound of loops."""
+def bounded(plan: Plan, rows: Rows) -> Plan:
+    """Return the plan with the largest client's rows as a static bound of loops."""
     counts = (np.max(np.asarray(split_rows.count)) for split_rows in (rows, rows.of_training()))
     most_rows = max(1, int(max(counts)))
-    return dataclasses.replace(workload, capped=True, most_rows=most_rows)
+    return dataclasses.replace(plan, capped=True, most_rows=most_rows)
 
 
 def run_rounds(

@@ -64,17 +64,16 @@ def mean_metric(
     if present == 0:
         raise ValueError(f"the {split} split has no rows, so it has no mean {metric}")
     program = simulation.program
-    choose = bounded(program.workload, rows).layout
-    layout = choose()
+    plan = bounded(program.plan, rows)
     targets, total = jnp.maximum(counts, 1), jnp.float32(np.sum(counts))
     # Streaming metrics have no derivatives.
     measure = measure_with(simulation.task._replace(streaming_metrics={}))
 
     def value(rows, state, hparams):
         def one(personal, client_id):
-            params = program.predict(state, personal, hparams, client_id, rows, layout)
+            params = program.predict(state, personal, hparams, client_id, rows, plan.reading)
             key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
-            data = rows.of(client_id, key, program.minibatches, layout)
+            data = rows.of(client_id, key, program.minibatches, plan.reading)
             sums = measure(params, data).sums
             checks.one_of(sorted(sums), metric=metric)
             value = _differentiable(metric, params, sums)
@@ -83,7 +82,7 @@ def mean_metric(
 
         again = jax.checkpoint(one, prevent_cse=False)
         ids = jnp.arange(program.num_clients, dtype=jnp.int32)
-        means = map_clients(again, state.personal, ids, choose, rows, sort=False)
+        means = map_clients(again, state.personal, ids, plan, rows, sort=False)
         return jnp.sum(means) / (1 if pooled else present)
 
     return Partial(value, rows)

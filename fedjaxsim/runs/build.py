@@ -164,7 +164,7 @@ class Experiment:
 
     def resolved(self) -> Record:
         """Return the settings as asked for, the values that followed, and versions."""
-        minibatches = self.simulation.minibatches
+        minibatches, plan = self.simulation.minibatches, self.simulation.plan_for(self.hparams)
         z = np.asarray(self.hparams.get("noise_multiplier", 0.0))
         noise_range = {"noise_first": float(z[0]), "noise_last": float(z[-1])} if z.ndim else {}
         return {
@@ -186,8 +186,8 @@ class Experiment:
                 },
                 "local_epochs": minibatches.epochs or 0,
                 "local_steps": minibatches.steps or 0,
-                "chunk_size": self.simulation.chunk_size_for(self.hparams),
-                "chunk_map": self.simulation.layout.chunk_map,
+                "chunk_size": plan.chunk_size,
+                "chunk_map": plan.chunk_map,
                 "metrics": metrics_to_tables(self.metrics),
             },
             "versions": versions(),
@@ -363,7 +363,7 @@ def _check_memory(experiment: Experiment) -> None:
     host, device = host_bytes(), backend.memory()
     of_devices = host if device is None else device * jax.local_device_count()
     states = 2 * bytes_of(experiment.state_shapes), "two copies of all states"
-    batches = simulation.layout.chunk_size * config.get("batch_size", 10) * row, "minibatches"
+    batches = simulation.program.plan.chunk_size * config.get("batch_size", 10) * row, "minibatches"
     rows = 0 if device is None else sum(value.nbytes for value in fields), "rows"
     streamed = simulation.streamed
     on_devices = [batches] if streamed else [batches, states, rows]

@@ -45,10 +45,8 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     hparams, program = hparams.as_arrays(), simulation.program
     rows = Rows.shapes(simulation.population, "train", simulation.algorithm)
     state = jax.eval_shape(program.init, seed_key(0), hparams)
-    layout = program.workload.layout(
-        _MANY, _MANY * bytes_of(state.personal) / simulation.num_clients
-    )
-    batch = 1 if layout.scans else layout.chunk_size
+    plan = program.plan.for_runs(_MANY)
+    batch = 1 if plan.scans else plan.chunk_size
     return _STATE_COPIES * bytes_of(state) + batch * program.client_bytes(hparams, rows)
 
 

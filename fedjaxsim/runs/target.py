@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fedjaxsim import extras
 from fedjaxsim.data.arrays import ALIGNMENT
 from fedjaxsim.data.population import Population
+from fedjaxsim.engine.layout import Plan
 from fedjaxsim.engine.processes import SAME, mesh_of
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
@@ -140,7 +141,7 @@ class Compiled(NamedTuple):
     rounds: Any
     evaluation: Any
     need: Need
-    chunk_size: int
+    plan: Plan
 
 
 def compile_for(
@@ -195,7 +196,7 @@ def compile_for(
             rounds=_working(advance),
             evaluation=_working(measure),
         )
-        return Compiled(simulation, advance, measure, need, simulation.chunk_size_for(hparams))
+        return Compiled(simulation, advance, measure, need, simulation.plan_for(hparams))
 
 
 def _placing(target: Target, simulation: Simulation) -> Callable[..., PyTree]:

@@ -133,7 +133,7 @@ class SeedGradient:
                 return run(key, hparams)
 
             # On a CPU a batch of whole runs takes S times the memory for no gain.
-            on_cpu = simulation.program.workload.backend.platform == "cpu"
+            on_cpu = simulation.program.plan.on_cpu
             return jax.lax.map(one, keys) if on_cpu else jax.vmap(one)(keys)
 
         count = math.gcd(len(keys), len(jax.devices()))

@@ -121,7 +121,7 @@ def test_fisher_information_of_softmax_regression():
         }
         for client in range(2):
             rows = sim.rows["train"]
-            data = rows.of(jnp.int32(client), jax.random.key(0), FEW, sim.layout)
+            data = rows.of(jnp.int32(client), jax.random.key(0), FEW, sim.program.plan.reading)
             found = fisher(task, params, data)
             x, y = (population.rows(client, "train")[name] for name in ("x", "y"))
             outputs = np.exp(x.astype(float) @ params["kernel"].T + params["bias"])

@@ -68,7 +68,7 @@ def randomness(sampling, seed, rate, rounds):
 
     def minibatch(t, client):
         key = stream(stream(state.key, Stream.CLIENTS, t), Stream.MINIBATCHES, client)
-        data = sim.rows["train"].of(client, key, sim.minibatches, sim.layout)
+        data = sim.rows["train"].of(client, key, sim.minibatches, sim.program.plan.reading)
         nothing = Batch({"x": jnp.zeros((BATCH, 3)), "y": jnp.zeros(BATCH)}, jnp.zeros(BATCH))
         return data.fold(lambda _, batch: batch._replace(keys=None), nothing).fields
 

@@ -13,7 +13,6 @@ from support.refusals import check_refusals, parsed
 
 from fedjaxsim.cli import plan
 from fedjaxsim.cli.plan import planned
-from fedjaxsim.engine.layout import Workload
 from fedjaxsim.extras import missing
 from fedjaxsim.kernels.backend import Backend, planning_for
 from fedjaxsim.runs.build import prepare
@@ -139,16 +138,14 @@ def test_the_command_prints_the_table_or_its_numbers(ask, ask_json, monkeypatch)
 def test_layouts_are_those_of_the_device_that_is_planned_for():
     experiment = experiment_of(algorithm="ditto", model="mlp", clip=1.0, noise_multiplier=1.0)
 
-    def two_settings():
-        return Workload(model_bytes=10**6).layout(2)
-
-    assert two_settings().scans
+    sim = dataclasses.replace(experiment.simulation, devices=None)
+    # The models of 30 settings are above 4 kB, so that a CPU runs clients one after another.
+    assert sim.program.plan.for_runs(30).scans
     with planning_for(Backend("gpu", 10**9)):
-        assert not two_settings().scans
-        sim = dataclasses.replace(experiment.simulation, devices=None)
-        # Everything fits, so that all of a cohort run at once.
-        assert sim.chunk_size_for(experiment.hparams) == sim.sampler.scheme.capacity
-    assert two_settings().scans
+        sim = dataclasses.replace(sim, devices=None)
+    assert not sim.program.plan.for_runs(30).scans
+    # Everything fits, so that all of a cohort run at once.
+    assert sim.plan_for(experiment.hparams).chunk_size == sim.sampler.scheme.capacity
 
 
 @pytest.mark.thorough

@@ -19,11 +19,12 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.layout import (
     DEFAULT_MEMORY,
-    Layout,
+    Plan,
     Workload,
     at_once,
     expected_lengths,
     multiplications,
+    plan_of,
     steps_of,
     workload_of,
 )
@@ -46,6 +47,8 @@ VALUES = {
     "noise_multiplier": 0.5,
     "sampling_rate": 0.5,
 }
+CPU, CARD = Backend("cpu", None), Backend("gpu", 10**12)
+LARGE_MODEL = Workload(1000, 100.0, 1, 1, model_bytes=10**6, multiplications=0)
 
 
 @pytest.fixture
@@ -102,17 +105,17 @@ def test_every_intermediate_value_counts_once_and_those_of_a_loop_once():
     assert bytes_of_work(jaxpr, row, message) == 52 + 4 * 12 + 2 * 8
 
 
-def test_a_cpu_has_sizes_of_its_own_and_so_has_whoever_asks(pretend):
-    def chosen(*asked):
-        layout = Workload(*asked, model_bytes=10**6).layout(2, slots=100, memory=lambda: (345, 300))
-        return layout.chunk_map, layout.chunk_size
+def test_a_cpu_has_sizes_of_its_own_and_so_has_whoever_asks():
+    def chosen(backend, *asked):
+        plan = plan_of(LARGE_MODEL, backend, *asked).for_runs(2).in_memory(100, 345, 300)
+        return plan.chunk_map, plan.chunk_size
 
-    assert chosen() == ("scan", 16)
-    pretend(12_345)
+    assert chosen(CPU) == ("scan", 16)
+    card = Backend("gpu", 12_345)
     # A quarter of 12,000 bytes holds ten clients.
-    assert chosen() == chosen(None, "vmap") == ("vmap", 10)
-    assert chosen(8) == ("vmap", 8)
-    assert chosen(None, "scan") == ("scan", 16)
+    assert chosen(card) == chosen(card, None, "vmap") == ("vmap", 10)
+    assert chosen(card, 8) == ("vmap", 8)
+    assert chosen(card, None, "scan") == ("scan", 16)
 
 
 class Device:
@@ -127,9 +130,9 @@ class Device:
     [({"bytes_limit": 500}, 500), ({"bytes_in_use": 5}, DEFAULT_MEMORY), (None, DEFAULT_MEMORY)],
 )
 def test_a_device_that_does_not_tell_has_a_stated_memory(stats, memory):
-    workload = Workload(backend=current([Device(stats)]))
+    plan = plan_of(LARGE_MODEL, current([Device(stats)])).for_runs(2)
     client = memory // 100  # so a quarter of the memory holds 25
-    assert workload.layout(slots=100, memory=lambda: (0, client)).chunk_size == 25
+    assert plan.in_memory(100, 0, client).chunk_size == 25
 
 
 def test_a_program_is_laid_out_and_traced_for_its_own_devices():
@@ -145,7 +148,7 @@ def test_a_program_is_laid_out_and_traced_for_its_own_devices():
     for card in ("gpu", "cpu"):
         with planning_for(Backend(card, 2**30)):
             sim = Simulation(algorithm, population, poisson(0.5), Minibatches(2, steps=1))
-        assert sim.program.workload.backend.platform == card
+        assert sim.program.plan.backend.platform == card
         hparams = read_by(sim, **VALUES).as_arrays()
         state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
         seen.clear()
@@ -181,7 +184,7 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     for fitting, size in ((12, 10), (0, 2)):  # of 30 places
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
-        assert sim.chunk_size_for(hparams) == size
+        assert sim.plan_for(hparams).chunk_size == size
         batched = shapes_of(jax.make_jaxpr(sim.program.step)(state, hparams, rows).jaxpr)
         # The kernels of a batch of clients, and of no other number of them.
         assert {shape[0] for shape in batched if shape[1:] == (3, 5)} - {30, 1} == {size} - {30}
@@ -192,7 +195,7 @@ def test_each_of_several_devices_counts_what_lies_on_it(pretend):
     devices = jax.devices()[:2]
     sim = linear(features=5, devices=devices)
     hparams = read_by(sim, **VALUES).as_arrays()
-    assert sim.chunk_size_for(hparams) == 15  # of 30 clients
+    assert sim.plan_for(hparams).chunk_size == 15  # of 30 clients
     rows, state = (
         sim.placed["train"],
         jax.eval_shape(sim.program.init, jax.random.key(0), hparams),
@@ -212,11 +215,10 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     pretend(2**40)
     sim = linear(150)
     hparams = read_by(sim, **VALUES)
-    assert sim.chunk_size_for(hparams) == 150
-    capped = dataclasses.replace(sim.program.workload, capped=True)
-    for workload, runs in ((sim.program.workload, 2), (capped, 1)):
-        plan = workload.layout(runs, 4.0, slots=150, memory=lambda: (0, 1))
-        assert plan.chunk_size == 50  # three even chunks
+    assert sim.plan_for(hparams).chunk_size == 150
+    capped = dataclasses.replace(sim.program.plan, capped=True)
+    for plan in (sim.program.plan.for_runs(2), capped):
+        assert plan.in_memory(150, 0, 1).chunk_size == 50  # three even chunks
 
 
 @pytest.mark.parametrize(
@@ -230,20 +232,17 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
     ],
 )
 def test_an_accelerator_divides_clients_of_unequal_length_where_that_saves_bytes(client, size):
-    facts = {"lengths": (8.0, 8.0, 1.0, 1.0), "backend": Backend("gpu", 10**12)}
-    asked = {"slots": 4, "memory": lambda: (0, client)}
-    workload = Workload(**facts, sorts=True)
-    assert workload.layout(**asked).chunk_size == size
-    # An evaluation, and a batch of several settings, wait for their longest.
-    assert workload.layout(**asked, evaluates=True).chunk_size == 4
-    assert workload.layout(2, **asked).chunk_size == 4
+    plan = Plan(CARD, 64, "vmap", lengths=(8.0, 8.0, 1.0, 1.0), sorts=True)
+    assert plan.in_memory(4, 0, client).chunk_size == size
+    # A batch of several settings waits for its longest.
+    assert plan.for_runs(2).in_memory(4, 0, client).chunk_size == 4
 
 
 def test_an_accelerator_leaves_slots_that_are_almost_never_filled_to_a_second_batch():
-    workload = Workload(lengths=(1.0,) * 100, backend=Backend("gpu", 10**12))
+    plan = Plan(CARD, 64, "vmap", lengths=(1.0,) * 100)
 
     def size(slots, client):
-        return workload.layout(slots=slots, memory=lambda: (0, client)).chunk_size
+        return plan.in_memory(slots, 0, client).chunk_size
 
     # 100 of 206 clients by coins: 130 are three of ten more, of 178 slots. They save 48 halves of
     # 10⁸ bytes, and the loop costs 10⁸.
@@ -311,7 +310,7 @@ def test_forms_of_an_accelerator_give_what_those_of_a_cpu_give(problem, name, pr
             sim = of_problem(problem, name)
             pretend(four_at_once(sim))
             sim = of_problem(problem, name)
-            assert (sim.layout.chunk_map, sim.chunk_size_for(hparams)) == (
+            assert (sim.program.plan.chunk_map, sim.plan_for(hparams).chunk_size) == (
                 "vmap",
                 4,
             )  # 4, 4, and 2
@@ -378,9 +377,9 @@ def test_sorted_by_length_a_round_is_the_same():
     ends = []
     for changes in ({}, {"sorts": False}):
         sim = Simulation(*parts, chunk_map="vmap", chunk_size=6)
-        assert sim.layout.sorts
-        workload = dataclasses.replace(sim.program.workload, **changes)
-        program = dataclasses.replace(sim.program, workload=workload)
+        assert sim.program.plan.sorts
+        plan = dataclasses.replace(sim.program.plan, **changes)
+        program = dataclasses.replace(sim.program, plan=plan)
         hparams = sim.hyperparameters(learning_rate=0.1, clip=0.5, noise_multiplier=0.3)
         state = program.init(jax.random.key(0), hparams.as_arrays())
         rows = sim.rows["train"]
@@ -401,6 +400,49 @@ def test_multiplications_of_a_step_by_hand():
     assert products_in(jaxpr) == 7 * 5 * 3 + 3 * 7 * 3 * 3 + 4 * 4 * 4 * 9
     population, task = classification([30] * 3, 8)
     assert multiplications(task, population, 10) == 10 * 8 * 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend", "given", "map_", "size"),
+    [
+        ({}, CPU, (), "vmap", 4),  # 1 MiB holds no four arrays of 1 MB
+        ({"model_bytes": 2**12}, CPU, (), "vmap", 32),  # half of a cohort of 100
+        ({"model_bytes": 2**12, "cohort": 1000.0}, CPU, (), "vmap", 64),
+        ({"model_bytes": 2**14, "cohort": 1000.0}, CPU, (), "vmap", 16),  # of 64 kB each
+        ({"multiplications": 2**22 + 1}, CPU, (), "scan", 16),
+        ({"model_bytes": 2**12}, CPU, (None, None), "vmap", 32),
+        ({"model_bytes": 2**12}, CPU, (7,), "vmap", 7),
+        ({"model_bytes": 2**12 + 1}, CPU, (7,), "scan", 7),
+        ({}, CPU, (None, "vmap"), "vmap", 64),
+        ({"multiplications": 2**22 + 1}, CARD, (), "vmap", 64),  # until its memory is asked
+        ({}, CARD, (7,), "vmap", 7),
+        ({}, CARD, (None, "scan"), "scan", 16),
+    ],
+)
+def test_a_plan_follows_from_facts(facts, backend, given, map_, size):
+    plan = plan_of(LARGE_MODEL._replace(**facts), backend, *given)
+    assert (plan.chunk_map, plan.chunk_size) == (map_, size)
+
+
+@pytest.mark.parametrize(
+    ("plan", "map_", "size"),
+    [
+        (Plan(CPU, 32, "vmap", model_bytes=2**9).for_runs(8), "vmap", 64),
+        (Plan(CPU, 32, "vmap", model_bytes=2**9).for_runs(9), "scan", 16),  # above 4 kB together
+        (Plan(CPU, 32, "vmap", model_bytes=2**9).for_runs(1), "vmap", 32),
+        (Plan(CPU, 16, "scan").for_runs(2).in_cache(2**30), "vmap", 64),  # no states in a loop
+        (Plan(CPU, 9, "scan", (9, "scan")).for_runs(2).in_cache(2**18), "scan", 4),  # of 1 MiB
+        (Plan(CPU, 9, "scan", (9, "scan")).for_runs(2).in_cache(2**30), "scan", 2),
+        (Plan(CPU, 9, "scan", (9, "scan")).in_cache(2**30), "scan", 9),
+        (Plan(CPU, 16, "scan", useful=8).for_shared_model(), "vmap", 8),
+        (Plan(CPU, 16, "scan").for_shared_model(), "vmap", 64),
+        (Plan(CPU, 16, "scan", (None, "scan")).for_shared_model(), "scan", 16),
+        (Plan(CARD, 64, "vmap").for_shared_model(), "vmap", 64),
+        (Plan(CPU, 64, "vmap").in_memory(10, 0, 1), "vmap", 64),  # a CPU's is not asked
+    ],
+)
+def test_a_plan_is_refined_by_what_a_trace_tells(plan, map_, size):
+    assert (plan.chunk_map, plan.chunk_size) == (map_, size)
 
 
 @pytest.mark.parametrize(
@@ -426,10 +468,10 @@ def test_a_cpu_chooses_by_cohort_model_and_rows(counts, rate, model, map_, size)
         "cnn": lambda: cnn(shape, 3),
     }
     parts = Population.from_flat(fields, counts), poisson(rate), Minibatches(10, epochs=1)
-    chosen = workload_of(softmax(models[model](), 3), *parts).layout()
-    assert (chosen.chunk_map, chosen.chunk_size) == (map_, size)
-    asked = workload_of(softmax(models[model](), 3), *parts, chunk_size=5)
-    assert asked.layout().chunk_size == 5
+    workload = workload_of(softmax(models[model](), 3), *parts)
+    plan = plan_of(workload, CPU)
+    assert (plan.chunk_map, plan.chunk_size) == (map_, size)
+    assert plan_of(workload, CPU, chunk_size=5).chunk_size == 5
 
 
 def test_the_layout_follows_from_the_public_bound_and_not_from_a_clients_rows():
@@ -438,7 +480,7 @@ def test_the_layout_follows_from_the_public_bound_and_not_from_a_clients_rows():
         fields = {"x": np.zeros((sum(counts), 8)), "y": np.zeros(sum(counts), np.int32)}
         population = Population.from_flat(fields, counts, max_rows=max_rows)
         parts = population, poisson(1.0), Minibatches(10, epochs=1)
-        return workload_of(softmax(linear_model((8,), 3), 3), *parts)
+        return plan_of(workload_of(softmax(linear_model((8,), 3), 3), *parts), CPU)
 
     assert chosen(5, 300) == chosen(300, 300)
     assert not chosen(5, None).sorts
@@ -456,7 +498,7 @@ def test_an_empty_slot_holds_a_client_of_the_cohort():
 
 
 def test_places_stay_empty_rather_than_batches_small():
-    batch, one_by_one = Layout(64, "vmap"), Layout(16, "scan")
+    batch, one_by_one = Plan(CPU, 64, "vmap"), Plan(CPU, 16, "scan")
     sizes = {5: 5, 15: 15, 100: 50, 139: 47, 640: 64}
     assert {places: batch.even_size(places) for places in sizes} == sizes
     few = 31_623  # 3 · 83 · 127
@@ -470,7 +512,7 @@ def test_rounds_of_everyone_copy_no_states():
     population, task = classification([4 + k % 5 for k in range(150)], 400)
     parts = task, population, full_participation(), Minibatches(3, steps=2)
     sim = simulation_of("pmtl", *parts, chunk_map="scan")
-    assert sim.layout.scans
+    assert sim.program.plan.scans
     hparams = sim.check(sim.hyperparameters(learning_rate=0.01, clip=0.2))
     state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
     several = functools.partial(sim.program.rounds, rounds=2)
@@ -490,11 +532,11 @@ def test_rounds_on_narrow_rows_compile_at_another_level():
     task = softmax(linear_model((40,), 3), num_classes=3)
     sim = Simulation(fedavg(task), clients, poisson(0.5), Minibatches(4, steps=2))
     hparams = read_by(sim, **VALUES)
-    assert sim.program.workload.narrow_rows
-    workload = dataclasses.replace(sim.program.workload, narrow_rows=False)
+    assert sim.program.plan.narrow_rows
+    plan = dataclasses.replace(sim.program.plan, narrow_rows=False)
     states = [
         program.compiled().rounds(sim.init(0, hparams), hparams, sim.rows["train"], rounds=3)[0]
-        for program in (sim.program, dataclasses.replace(sim.program, workload=workload))
+        for program in (sim.program, dataclasses.replace(sim.program, plan=plan))
     ]
     first, second = (state.shared for state in states)
     chex.assert_trees_all_close(first, second, rtol=1e-5, atol=1e-7)

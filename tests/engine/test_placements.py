@@ -154,7 +154,7 @@ def test_one_setting_over_two_devices_is_its_run_alone(request, shared_system):
     many = SimulationBatch(shared_system, [read_by(shared_system, **SETTINGS[2])])
     assert dict(many.program.mesh.shape) == {RUNS: 1, CLIENTS: 2}
     state, history = many.run(many.init(7), 4, eval_every=simulations.SEGMENT)
-    assert many.program.choose_layout(state)() == shared_system.layout
+    assert many.program.plan == shared_system.program.plan
     expected = alone(name, "float64")[2]
     for part in ("shared", "personal"):
         found = numbers(getattr(state_of(state, 0), part))

@@ -15,13 +15,14 @@ from support.problems import read_by
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import local_steps, optimizers
 from fedjaxsim.algorithms.fedavg import fedavg, fedprox
-from fedjaxsim.data.minibatches import Minibatches, loss_of
+from fedjaxsim.data.minibatches import BatchReadOptions, Minibatches, loss_of
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.layout import Layout, Workload
+from fedjaxsim.engine.layout import Plan
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.modes import Forward, Reverse
 from fedjaxsim.gradients.whole_run import hypergradient
 from fedjaxsim.hyperparameters import compose, fill
+from fedjaxsim.kernels.backend import Backend
 from fedjaxsim.kernels.linear_steps import is_cheaper, linear_update
 from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.models import linear, mlp
@@ -86,7 +87,7 @@ def test_one_step_by_hand():
 
     def data_of(steps):
         steps = Minibatches(2, steps=steps)
-        return rows.of(jnp.int32(0), jax.random.key(0), steps, Layout(2, "vmap"))
+        return rows.of(jnp.int32(0), jax.random.key(0), steps, BatchReadOptions())
 
     data = data_of(1)
     start = task.init(jax.random.key(0))
@@ -158,8 +159,8 @@ def test_products_are_sent_where_they_pay():
 
         def message():
             shared, personal = algorithm.init(key, hparams)
-            rows, layout = Rows.place(clients, "train", fields), Layout(2, "vmap")
-            data = rows.of(jnp.int32(0), key, minibatches, layout)
+            rows = Rows.place(clients, "train", fields)
+            data = rows.of(jnp.int32(0), key, minibatches, BatchReadOptions())
             context = Context(jnp.int32(0), key, jnp.int32(0), len(COUNTS), jnp.ones(()))
             sent.extend(
                 jax.tree.leaves(algorithm.client(shared, personal, data, hparams, context)[1])
@@ -282,14 +283,13 @@ def test_a_round_holds_no_gradient_of_a_client():
 def test_clients_that_send_products_run_as_a_batch_unless_told_otherwise():
     message = {"kernel": Product(jnp.zeros((10, 10)), jnp.zeros((10, 784)))}
     arrays = {"kernel": np.zeros((10, 784), np.float32)}
-    default = Workload(model_bytes=4 * 784 * 10, one_by_one=True)
-    assert default.layout().chunk_map == "scan"
+    default = Plan(Backend("cpu", None), 16, "scan")
     # A message is 10·(784 + 10) numbers of 4 bytes: 33 of them in 2²⁰ bytes.
-    chosen = default.layout(message=message)
+    chosen = default.for_message(message)
     assert (chosen.chunk_size, chosen.chunk_map) == (33, "vmap")
-    assert default.layout(message=arrays) == default.layout()
-    own = Workload(chunk_size=8, model_bytes=4 * 784 * 10)
-    assert own.layout(message=message) == own.layout()
+    assert default.for_message(arrays) == default
+    own = Plan(Backend("cpu", None), 8, "scan", given=(8, None))
+    assert own.for_message(message) == own
 
 
 @pytest.mark.thorough

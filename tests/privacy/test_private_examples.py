@@ -19,9 +19,8 @@ import fedjaxsim as fjs
 from fedjaxsim.algorithm import Context
 from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.audit.bounds import of_scores
-from fedjaxsim.data.minibatches import ExampleLeakError, view_here
+from fedjaxsim.data.minibatches import BatchReadOptions, ExampleLeakError, view_here
 from fedjaxsim.engine.accounts import gradients_of, require_protection
-from fedjaxsim.engine.layout import Layout
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.gradients.modes import Reverse
 from fedjaxsim.kernels import threefry
@@ -459,7 +458,7 @@ def taken_by_a_client(algorithm, minibatches, population):
     @jax.jit
     def a_round(key):
         client = jnp.int32(1)
-        data = rows.of(client, key, minibatches, Layout(2, "vmap"))
+        data = rows.of(client, key, minibatches, BatchReadOptions())
         view = view_here(data, PRIVATE.examples.of_client(data.count, SIZE, hparams, ()))
         states = algorithm.init(key, hparams)
         context = Context(jnp.int32(0), key, client, population.num_clients, jnp.ones(()))
