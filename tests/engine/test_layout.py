@@ -221,6 +221,19 @@ def test_settings_and_derivatives_beside_clients_leave_batches_of_64(pretend):
         assert plan.in_memory(150, 0, 1).chunk_size == 50  # three even chunks
 
 
+def test_an_evaluation_of_all_clients_at_once_copies_no_state(pretend):
+    pretend(2**40)
+    sorts = []
+    for size in (None, 10):
+        sim = linear(features=5, chunk_size=size)
+        hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.rows["train"]
+        state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+        traced = jax.make_jaxpr(sim.program.evaluate)(state, hparams, rows)
+        sorts.append(" sort[" in str(traced))
+    # Batches of ten are of clients of similar length; all thirty are as they lie in the store.
+    assert sorts == [False, True]
+
+
 @pytest.mark.parametrize(
     ("client", "size"),
     [
