@@ -28,6 +28,7 @@ _INSIDE = (
     "__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__wrapped__", "__func__",
     "__self__",
 )  # fmt: skip
+_HOLDS_NOTHING = {bool, int, float, str, bytes, type(None)}
 _SESSIONS = "<stdin>", "<console>", "<python-input", "<ipython-input", "<doctest"
 """Names in place of a file of code that a user typed."""
 _OF_PARTIAL = "func", "args", "keywords"
@@ -54,7 +55,7 @@ def _own_values(part: Any) -> Iterator[Any]:
     left: list[Any] = [part]
     while left:
         value = left.pop()
-        if id(value) in seen:
+        if type(value) in _HOLDS_NOTHING or id(value) in seen:
             continue
         seen.add(id(value))
         if not _is_library(*_module_of(value)):
@@ -129,7 +130,11 @@ def code_run_by(function: Callable[[], Any]) -> str | None:
     try:
         function()
     finally:
-        sys.setprofile(before)
+        if hasattr(before, "enable"):  # cProfile's, which `setprofile` does not take back
+            sys.setprofile(None)
+            before.enable()
+        else:
+            sys.setprofile(before)
     return run[0] if run else None
 
 

@@ -1,5 +1,6 @@
 """Whose code a part runs, however it is wrapped."""
 
+import cProfile
 import dataclasses
 import functools
 import importlib
@@ -98,6 +99,16 @@ def test_classes_of_fields_alone_run_no_code_where_they_are_taken_apart():
     assert code_run_by(functools.partial(jax.tree.unflatten, structure, leaves)) is None
     assert code_run_by(functools.partial(jax.tree.leaves, state)) is None
     assert str(code_run_by(Mine())).startswith("Mine.__call__ (")
+
+
+def test_a_profiler_goes_on_after_code_is_watched():
+    def later():
+        pass
+
+    with cProfile.Profile() as profiler:
+        assert str(code_run_by(Mine())).startswith("Mine.__call__ (")
+        later()
+    assert later.__code__ in [entry.code for entry in profiler.getstats()]
 
 
 _TYPED = """

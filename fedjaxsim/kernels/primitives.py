@@ -1,5 +1,6 @@
 """Primitives of a trace that could combine what it is mapped over, and the lines that call them."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ _BATCHES = (
 _DEVICES = ("shard_map", "pmap")  # collectives outside them find no axis
 """Parts of the names of primitives."""
 _MIXES = "its rule for batches could combine clients or examples; use threefry keys and plain JAX"
+_WITHOUT_JAXPRS = {bool, int, float, str, type(None)}
+"""Types of most parameters of equations."""
 _known: dict[int, Primitive] = {}
 _OURS: set[Primitive] = set()
 """Primitives of the package."""
@@ -43,7 +46,11 @@ def check_alone(of_example: Callable[..., Any], *args: Any) -> None:
 
 def refusal(equation: Any) -> str:
     """Return why an equation's primitive is refused, or an empty string."""
-    name = str(equation.primitive)
+    return _refusal_of_name(str(equation.primitive)) or (_MIXES if _mixes(equation) else "")
+
+
+@functools.cache
+def _refusal_of_name(name: str) -> str:
     if any(part in name for part in _HOST):
         return (
             "clients may leave nothing on the host; return a metric instead, or debug with "
@@ -51,36 +58,45 @@ def refusal(equation: Any) -> str:
         )
     if any(part in name for part in _DEVICES):
         return "only a mechanism may combine clients"
-    return _MIXES if _mixes(equation) else ""
+    return ""
 
 
 def _mixes(equation: Any) -> bool:
     """Return whether a primitive that is mapped may combine what it is mapped over."""
-    listed = any(part in str(equation.primitive) for part in _BATCHES)
-    return listed or _has_other_keys(equation) or not _is_known(equation)
+    name = str(equation.primitive)
+    return _is_listed(name) or _has_other_keys(equation) or not _is_known(equation, name)
+
+
+@functools.cache
+def _is_listed(name: str) -> bool:
+    return any(part in name for part in _BATCHES)
 
 
 def _has_other_keys(equation: Any) -> bool:
     """Return whether keys are of another kind than threefry, such as rbg."""
-    if any(True for _ in inner_jaxprs(equation)):  # blame the equation inside
-        return False
     avals = [value.aval for value in (*equation.invars, *equation.outvars)]
-    dtypes = (aval.dtype for aval in avals if hasattr(aval, "dtype"))
-    keys = (dtype for dtype in dtypes if jnp.issubdtype(dtype, jax.dtypes.prng_key))
-    return any(str(dtype) != "key<fry>" for dtype in keys)
+    dtypes = {aval.dtype for aval in avals if hasattr(aval, "dtype")}
+    if not any(map(_is_other_key, dtypes)):
+        return False
+    return not any(True for _ in inner_jaxprs(equation))  # blame the equation inside
 
 
-def _is_known(equation: Any) -> bool:
+@functools.cache
+def _is_other_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key) and str(dtype) != "key<fry>"
+
+
+def _is_known(equation: Any, name: str) -> bool:
     """Return whether a primitive, and so its rule for batches, belongs to JAX."""
-    if "hi_primitive" in str(equation.primitive):  # the rules are those of an object among them
+    if "hi_primitive" in name:  # the rules are those of an object among them
         owners = (type(value).__module__.partition(".")[0] for value in equation.params.values())
         return {*owners} <= {"builtins", "jax", "jaxlib"}
     primitive = equation.primitive
     if primitive in _OURS:
         return True
     if id(primitive) not in _known:
-        for name, module in list(sys.modules.items()):
-            if module is not None and name.partition(".")[0] == "jax":
+        for module_name, module in list(sys.modules.items()):
+            if module is not None and module_name.partition(".")[0] == "jax":
                 primitives = (
                     value for value in vars(module).values() if isinstance(value, Primitive)
                 )
@@ -99,8 +115,9 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def inner_jaxprs(equation: Any) -> Iterator[Any]:
     """Yield the jaxprs inside an equation, or in its params, whatever these are called."""
     params = equation if isinstance(equation, dict) else equation.params
-    values = jax.tree.leaves(list(params.values()))
-    return (value for value in values if hasattr(value, "eqns"))
+    values = [value for value in params.values() if type(value) not in _WITHOUT_JAXPRS]
+    leaves = jax.tree.leaves(values) if values else []
+    return (leaf for leaf in leaves if hasattr(leaf, "eqns"))
 
 
 def line_of(equation: Any) -> str:
