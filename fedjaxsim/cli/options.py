@@ -35,7 +35,7 @@ class FigureAxis:
 
         clock = Clock(self.speed, self.bandwidth, self.spread)
         if self.over != "seconds" and clock != Clock():
-            raise ValueError("speed, bandwidth and spread are of a clock: give --over seconds")
+            raise ValueError("speed, bandwidth and spread set the clock of --over seconds")
         return Axis(self.over, clock)
 
 

@@ -147,9 +147,9 @@ def _curves(
     """Draw panels, at most four in a row, above one legend; panels that are `alike` share axes."""
     down = -(-len(panels) // 4)
     across = -(-len(panels) // down)
-    width, entries = 4.8 if across == 1 else 3.1 * across, _entries(shown, across)
-    rows_of_legend = -(-len(shown) // entries) if len(shown) > 1 else 0
-    figure = picture(title, width, 2.8 * down + 0.2 * rows_of_legend)
+    alone = 6.4 if len(shown) > _MANY else 4.8
+    legend = _Legend.of(shown, alone / 4.8 if across == 1 else across)
+    figure = picture(title, alone if across == 1 else 3.1 * across, 2.8 * down + legend.height)
     every = list(figure.subplots(down, across, sharex=alike, sharey=alike, squeeze=False).flat)
     for unused in every[len(panels) :]:
         unused.remove()
@@ -168,20 +168,41 @@ def _curves(
             axes.set_ylabel(label)
         if place + across >= len(panels):
             axes.set_xlabel(axis.title)
-    _legend_below(figure, shown, entries)
+    legend.draw(figure)
     return figure
 
 
-def _entries(shown: Sequence[Look], across: int) -> int:
-    """Return how many entries of a legend stand in a row, by the width of their letters."""
-    longest = max(len(look.label) for look in shown)
-    return min(len(shown), max(1, 54 * across // (9 + longest)))
+_MANY = 8
+"""Most curves whose legend has letters of usual size."""
 
 
-def _legend_below(figure: Figure, shown: Sequence[Look], entries: int) -> None:
-    if len(shown) > 1:
-        handles = [Line2D([], [], label=look.label, **look.style) for look in shown]
-        figure.legend(handles=handles, loc="outside lower center", ncols=entries)
+class _Legend(NamedTuple):
+    """A legend with `across` entries in a row; a single curve has none."""
+
+    shown: Sequence[Look]
+    across: int
+    size: float
+
+    @classmethod
+    def of(cls, shown: Sequence[Look], panels: float) -> "_Legend":
+        """Return the legend that fits below some panels of usual width."""
+        size = 7.0 if len(shown) > _MANY else 9.0
+        longest = max(len(look.label) for look in shown)
+        return cls(
+            shown, min(len(shown), max(1, int(54 * panels * 9 / size) // (9 + longest))), size
+        )
+
+    @property
+    def height(self) -> float:
+        """Its height in inches."""
+        return 0.2 * self.size / 9 * -(-len(self.shown) // self.across) * (len(self.shown) > 1)
+
+    def draw(self, figure: Figure) -> None:
+        """Draw it at the lower end of a figure."""
+        if len(self.shown) > 1:
+            handles = [Line2D([], [], label=look.label, **look.style) for look in self.shown]
+            how: dict[str, Any] = {"ncols": self.across, "fontsize": self.size}
+            figure.legend(handles=handles, loc="outside lower center", **how)
 
 
 # --- one run, and systems side by side ------------------------------------------------------------
@@ -222,9 +243,12 @@ def run_figure(
 
 
 def looks_of(systems: Sequence[System]) -> list[Look]:
-    """Return the looks of systems: algorithm, ε, and settings where these agree."""
-    short = [f"{algorithm_title(system.algorithm)}, {_spent_by(system)}" for system in systems]
-    full = []
+    """Return the looks of systems: algorithm, ε, and settings where these agree.
+
+    Labels of many systems leave out the algorithm and ε that all of them have.
+    """
+    short = [_brief(system) for system in systems]
+    full, shared = [], f"{_shared_by(systems)}, "
     for brief, system in zip(short, systems, strict=True):
         differs = {k: v for k, v in system.differs.items() if k not in ("epsilon", *NOISE)}
         settings = combination_label([*differs], [*differs.values()])
@@ -233,7 +257,18 @@ def looks_of(systems: Sequence[System]) -> list[Look]:
         name if full.count(name) == 1 else system.label
         for name, system in zip(full, systems, strict=True)
     ]
+    labels = [label.removeprefix(shared) for label in labels]
     return looks([system.algorithm for system in systems], labels)
+
+
+def _brief(system: System) -> str:
+    return f"{algorithm_title(system.algorithm)}, {_spent_by(system)}"
+
+
+def _shared_by(systems: Sequence[System]) -> str:
+    """Return algorithm and ε of many systems that have the same, or of a single one; else ""."""
+    brief = {_brief(system) for system in systems}
+    return brief.pop() if len(brief) == 1 and not 1 < len(systems) <= _MANY else ""
 
 
 @mpl.rc_context(STYLE)
@@ -270,7 +305,7 @@ def comparison_figure(
     delta_range = " to ".join(map(number, dict.fromkeys((*deltas[:1], *deltas[-1:]))))
     title = [
         *(sets if len(sets) == 1 else ()),
-        *(shown[0].label for _ in systems if len(systems) == 1),
+        *filter(None, [_shared_by(systems)]),
     ]
     meaning = [f"ε: {MEANING}, δ = {delta_range}"] if deltas else []
     return _curves("; ".join([*title, *meaning]), panels, shown, alike=False, axis=axis)
@@ -384,8 +419,8 @@ def trade_off_figure(
     spent = sorted({row["epsilon"] for row in successful if row["epsilon"]})
     low, high = (spent[0], spent[-1]) if spent else (1.0, 1.0)
     infinite = high * max(2.0, (high / low) ** 0.2)
-    entries = _entries([*shown.values()], 1)
-    figure = picture(textwrap.fill(title, 64), 5.2, 3.4 + 0.2 * -(-len(shown) // entries))
+    legend = _Legend.of([*shown.values()], 1)
+    figure = picture(textwrap.fill(title, 64), 5.2, 3.4 + legend.height)
     axes = figure.subplots()
     axes.set(
         xscale="log", yscale=_scale(metric, successful), ylabel=_label(column, successful, metrics)
@@ -409,7 +444,7 @@ def trade_off_figure(
     ticks = spent[:: -(-len(spent) // 6) or 1]
     axes.set_xticks([*ticks, infinite], [*(f"{tick:.2g}" for tick in ticks), "∞"])
     axes.xaxis.set_minor_locator(NullLocator())
-    _legend_below(figure, [*shown.values()], entries)
+    legend.draw(figure)
     return figure
 
 

@@ -526,7 +526,9 @@ def default_figures(
     data = dict.fromkeys(data_name(run.data) for run in sweep.runs)
     deltas = {run.rows[-1]["delta"] for run in runs if run.rows[-1]["epsilon"]}
     delta = f"δ = {number(deltas.pop())}" if len(deltas) == 1 else ""
-    subject = f"{', '.join(titles)} on {', '.join(data)}"
+    subject = ", ".join(data)
+    if "algorithm" not in lines:  # else the legend names them
+        subject = f"{', '.join(titles)} on {subject}"
     about = [subject, delta, over and f"best over {over}", mean_of_seeds]
     title = "; ".join(filter(None, about))
     final_rows = last(best, shown)

@@ -54,7 +54,7 @@ from fedjaxsim.runs import build
         ("compare absent", "no directory absent"),
         ("compare absent --over bytes", "over bytes is an axis of a figure: give --out FILE.png"),
         ("compare absent --over seconds --out a.tex", "over seconds is an axis of a figure"),
-        ("compare absent --speed 1", "are of a clock: give --over seconds"),
+        ("compare absent --speed 1", "set the clock of --over seconds"),
         ("run --over bytes", "over has no effect without out"),
         ("compare absent --out a.gif", ".svg, .html, .tex, .csv file, got a.gif"),
     ],
