@@ -23,7 +23,7 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.shared_model import with_personal
 from fedjaxsim.models.model import Model
-from fedjaxsim.runs.parts import find_own
+from fedjaxsim.runs.parts import find_user_code
 from fedjaxsim.tasks import softmax
 
 # Warnings of fluke's own imports and deprecations.
@@ -67,7 +67,9 @@ ALIKE_Y = [np.concatenate([np.repeat(y[:1], n), y[n:]]) for y, n in zip(Y, COUNT
 
 def gallery(name, **settings):
     folder = pathlib.Path(__file__).parents[1] / "experiments" / "gallery"
-    return find_own("algorithm", f"{os.path.relpath(folder)}/{name}.py:{name}")(TASK, **settings)
+    return find_user_code("algorithm", f"{os.path.relpath(folder)}/{name}.py:{name}")(
+        TASK, **settings
+    )
 
 
 def ours(

@@ -20,7 +20,7 @@ from support.problems import after
 
 import fedjaxsim as fjs
 from fedjaxsim.models import linear, mlp
-from fedjaxsim.runs.parts import find_own
+from fedjaxsim.runs.parts import find_user_code
 from fedjaxsim.tasks import softmax, squared
 
 ETA, EPOCHS, ROUNDS, CLASSES = 0.3, 2, 2, 3
@@ -62,7 +62,7 @@ def clients():
 
 
 def factory(name):
-    return find_own(
+    return find_user_code(
         "algorithm", os.path.relpath(pathlib.Path(__file__).with_name(f"{name}.py:{name}"))
     )
 
@@ -782,7 +782,7 @@ def test_a_center_ignores_the_client_that_sends_anything(name, expected):
         squared(linear((2,), 1, bias=False)),
     )
     path = os.path.relpath(pathlib.Path(__file__).with_name("robust.py"))
-    mechanism = find_own("mechanism", f"{path}:{name}")()
+    mechanism = find_user_code("mechanism", f"{path}:{name}")()
     population, everybody = fjs.Population.from_clients(rows), fjs.full_participation()
     sim = fjs.Simulation(algorithm, population, everybody, fjs.Minibatches(1, steps=1), mechanism)
     hparams = sim.hyperparameters()

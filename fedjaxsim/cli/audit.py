@@ -1,7 +1,7 @@
 """`fedjaxsim audit`."""
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices
+from fedjaxsim.cli.options import LocalDevices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import end_on_signal
@@ -25,7 +25,7 @@ def audit(
       quiet: Print the result and errors only.
     """
     quiet = quiet or json
-    Devices().start(quiet=quiet)
+    LocalDevices().start(quiet=quiet)
     import dataclasses
 
     from fedjaxsim.audit import bounds

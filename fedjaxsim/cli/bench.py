@@ -1,7 +1,7 @@
 """`fedjaxsim bench`."""
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices
+from fedjaxsim.cli.options import LocalDevices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -14,29 +14,26 @@ def bench(
     *,
     settings: RunConfig,
     repeats: Count = 5,
-    devices: str = "all",
     json: bool = False,
     quiet: bool = False,
+    devices: LocalDevices,
 ) -> Work:
     """Measure the speed and memory of a run.
 
     Args:
       settings: The settings of the run.
       repeats: Measurements.
-      devices: Devices that share the clients, all or a number; of a CPU, its cores.
       json: Print JSON, with all numbers and the machine, instead of a table.
       quiet: Print the result and errors only.
+      devices: Devices.
     """
-    machines = Devices(devices=devices)
     quiet = quiet or json
-    machines.start(quiet=quiet)
+    devices.start(quiet=quiet, exact=True)
     from fedjaxsim.bench.measure import Spread, machine, measure
     from fedjaxsim.cli.printing import print_json, print_rows
-    from fedjaxsim.engine.processes import require
     from fedjaxsim.report.progress import doing, number
     from fedjaxsim.runs.build import prepare_with_progress
 
-    require(machines.count)
     experiment = prepare_with_progress(settings, quiet=quiet)
 
     def work() -> int:

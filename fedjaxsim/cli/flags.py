@@ -83,7 +83,7 @@ class Command(NamedTuple):
         return self.takes_settings and not self.positionals
 
     @property
-    def without(self) -> frozenset[str]:
+    def ignored(self) -> frozenset[str]:
         """The settings of a run that it does not read."""
         unread = unread_by(self.name)
         if hasattr(self.function, "reads_data_alone"):
@@ -223,8 +223,8 @@ def show(command: Command, words: Sequence[str]) -> None:
         "privacy": [setting for name in privacy for setting in groups[name]],
     }
     for title, keys in sections.items():
-        _section(title, (setting for setting in keys if setting.name not in command.without))
-    if "algorithm" not in command.without:
+        _section(title, (setting for setting in keys if setting.name not in command.ignored))
+    if "algorithm" not in command.ignored:
         every = f"all of them: fedjaxsim {command.name} --algorithm NAME --help"
         print(f"\nflags of most parts; {every}")
         print("(and --model, --mechanism, --sampling, --data or --partition NAME)")
@@ -236,7 +236,7 @@ def _show_parts(command: Command, table: SettingsTable, roles: Sequence[str]) ->
     """Show all flags of the parts in some roles."""
     named = " ".join(f"--{role} {table.parts[role].name}" for role in roles if role in table.parts)
     print(f"usage: fedjaxsim {command.name} {named} [--flag VALUE ...]")
-    seen = {*command.without}
+    seen = {*command.ignored}
     for role in dict.fromkeys((*(_OF_ALGORITHM if "algorithm" in roles else ()), *roles)):
         if role not in table.parts:
             continue

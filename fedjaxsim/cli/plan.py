@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices
+from fedjaxsim.cli.options import LocalDevices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -32,19 +32,14 @@ def plan(
     """
     if settings.streamed and (devices or 1) > 1:
         raise ValueError(f"a streamed run takes one device, got devices {devices}")
-    wanted = devices if device is None else None
-    Devices(str(wanted or "all")).start(quiet=json)
+    here = devices if device is None else None
+    LocalDevices(str(here or "all")).start(quiet=json, exact=True)
     from fedjaxsim.cli.printing import print_json
-    from fedjaxsim.engine.processes import require
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.build import prepare_with_progress
     from fedjaxsim.runs.target import Target
 
-    if device is None:
-        require(wanted)
-        target = Target.here()
-    else:
-        target = Target.named(device, devices or 1)
+    target = Target.here() if device is None else Target.named(device, devices or 1)
     experiment = prepare_with_progress(settings, quiet=json, check_memory=False)
     with doing(f"compiling {experiment.title}", quiet=json):
         memory_plan = planned(experiment, target)

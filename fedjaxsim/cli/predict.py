@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices
+from fedjaxsim.cli.options import LocalDevices
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ def predict(
       quiet: Print errors only.
     """
     _check(out)
-    Devices("1").start(quiet=quiet)
+    LocalDevices("1").start(quiet=quiet)
     import numpy as np
 
     from fedjaxsim.cli.messages import say
@@ -83,7 +83,7 @@ def evaluate(
     """
     _check(out)
     groups = by if by in (None, "class") else _groups_in(Path(by))
-    Devices("1").start(quiet=quiet)
+    LocalDevices("1").start(quiet=quiet)
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.finished import load_run
 
@@ -118,7 +118,7 @@ def coefficients(
       quiet: Print errors only.
     """
     _check(out)
-    Devices("1").start(quiet=quiet)
+    LocalDevices("1").start(quiet=quiet)
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.finished import load_run
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gc
+import itertools
 import logging
 import os
 import sys
@@ -23,7 +24,7 @@ from fedjaxsim.cli.messages import (
 )
 from fedjaxsim.cli.options import Devices
 from fedjaxsim.factories import CommandLineText, flag, settings_of
-from fedjaxsim.runs.parts import ROLES, is_own
+from fedjaxsim.runs.parts import ROLES, is_user_code
 from fedjaxsim.runs.settings import (
     Layer,
     RunConfig,
@@ -108,13 +109,13 @@ def _settings(
     path = Path(other_words[0]) if other_words and command.takes_file else None
     raw = {} if path is None else read_raw(path)
     settings = raw | flags
-    _start_for_own({role: [str(settings[role])] for role in ROLES if role in settings}, flags)
+    _start_for_user_code({role: [str(settings[role])] for role in ROLES if role in settings}, flags)
     flags, other_words = split(words, table_of(settings).keys | command.flags)
     own_flags = {name: value for name, value in flags.items() if name in command.flags}
     asked = {name: value for name, value in flags.items() if name not in own_flags}
     earlier = Path(own_flags["from"]) if "from" in own_flags else None
-    without = dict.fromkeys((*command.without, *OUTPUT), f"has no effect on {command.name}")
-    config = layered_config(asked, Layer(raw, path, "noted"), earlier, without)
+    ignored = dict.fromkeys((*command.ignored, *OUTPUT), f"has no effect on {command.name}")
+    config = layered_config(asked, Layer(raw, path, "noted"), earlier, ignored)
     return config, own_flags, other_words[path is not None :]
 
 
@@ -129,7 +130,7 @@ def _axes(
         for role in ROLES
     }
     parts = {role: names for role, names in parts.items() if names}
-    _start_for_own(parts, flags)
+    _start_for_user_code(parts, flags)
     keys = file.settings_of_runs(parts) | settings_of(SweepOptions)
     flags, other_words = split(words, keys | command.flags)
     own_flags = {name: value for name, value in flags.items() if name in command.flags}
@@ -151,14 +152,15 @@ def _axes(
     return axes, own_flags, other_words
 
 
-def _start_for_own(parts: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
+def _start_for_user_code(parts: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
     """Start JAX if parts are the user's, whose code may use it."""
-    if not any(ROLES[role].takes_own and any(map(is_own, names)) for role, names in parts.items()):
+    open_to_users = [names for role, names in parts.items() if ROLES[role].takes_user_code]
+    if not any(map(is_user_code, itertools.chain(*open_to_users))):
         return
     names = settings_of(Devices)
     quiet = "true" in {str(flags.get(name)).lower() for name in ("quiet", "json")}
-    machines = Devices(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
-    machines.start(quiet=quiet)
+    devices = Devices(**{n: e.convert(flags[n]) for n, e in names.items() if n in flags})
+    devices.start(quiet=quiet)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices, RunOutput
+from fedjaxsim.cli.options import Devices, LocalDevices, RunOutput
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -19,7 +19,7 @@ def run(
     name: str | None = None,
     tags: tuple[str, ...] = (),
     output: RunOutput,
-    machines: Devices,
+    devices: Devices,
 ) -> Work:
     """Run one federated simulation.
 
@@ -32,25 +32,25 @@ def run(
       name: Name of the run in tables, in place of its directory's.
       tags: Words by which `fedjaxsim ls` finds it.
       output: Report, progress and checkpoints.
-      machines: Devices.
+      devices: Devices.
     """
     labels = ({} if name is None else {"name": name}) | ({"tags": list(tags)} if tags else {})
     output.validate(out, overwrite=overwrite, name=name, tags=tags)
-    if settings.streamed and (machines.count or 1) > 1:
-        raise ValueError(f"a streamed run takes one device, got devices {machines.devices}")
+    if settings.streamed and (devices.count or 1) > 1:
+        raise ValueError(f"a streamed run takes one device, got devices {devices.devices}")
     # In a process whose JAX has started, a streamed run takes the first of the devices.
-    used = dataclasses.replace(machines, devices="1") if settings.streamed else machines
+    used = dataclasses.replace(devices, devices="1") if settings.streamed else devices
     used.start(quiet=output.quiet)
     from fedjaxsim.cli.process import in_all_processes
     from fedjaxsim.cli.running import run_work, seeds_work
 
     if seeds is not None:
-        if out is None or from_ is not None or machines.processes or machines.cluster:
+        if out is None or from_ is not None or devices.processes or devices.cluster:
             raise ValueError("seeds needs out, and excludes from and several processes")
         return seeds_work(settings, out, seeds, output, overwrite=overwrite, labels=labels)
     return in_all_processes(
         lambda: run_work(settings, out, from_, output, overwrite=overwrite, labels=labels),
-        machines.count,
+        devices.count,
     )
 
 
@@ -59,7 +59,7 @@ def resume(
     *,
     rounds: int | None = None,
     output: RunOutput,
-    machines: Devices,
+    devices: Devices,
 ) -> Work:
     """Resume an interrupted or killed run, or extend a finished one.
 
@@ -67,14 +67,14 @@ def resume(
       directory: Directory of the run; its config.toml holds the settings.
       rounds: Total rounds, finished ones included; rounds beyond the plan spend more epsilon.
       output: Report, progress and checkpoints.
-      machines: Devices.
+      devices: Devices.
     """
     output.validate(directory)
-    machines.start(quiet=output.quiet)
+    devices.start(quiet=output.quiet)
     from fedjaxsim.cli.process import in_all_processes
     from fedjaxsim.cli.running import resume_work
 
-    return in_all_processes(lambda: resume_work(directory, rounds, output), machines.count)
+    return in_all_processes(lambda: resume_work(directory, rounds, output), devices.count)
 
 
 def export(directory: Path, *, out: Path | None = None) -> Work:
@@ -84,7 +84,7 @@ def export(directory: Path, *, out: Path | None = None) -> Work:
       directory: Directory of the run.
       out: Directory of that part; by default public in the run's.
     """
-    Devices("1").start()
+    LocalDevices("1").start()
     from fedjaxsim.cli.printing import print_guarantee
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.directory import CONFIG, GUARANTEE, RunDirectory

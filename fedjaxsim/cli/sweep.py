@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices, FigureAxis
+from fedjaxsim.cli.options import FigureAxis, LocalDevices
 from fedjaxsim.factories import Count
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def sweep(
     score_largest: float = 1.0,
     quiet: bool = False,
     checkpoint_every: Count | None = None,
-    devices: str = "all",
+    devices: LocalDevices,
     figure: FigureAxis,
 ) -> Work:
     """Run a grid of settings as one program, and draw the best of each family.
@@ -48,7 +48,7 @@ def sweep(
       score_largest: Public bound to which clients' metrics are clipped for that.
       quiet: Print the result and errors only.
       checkpoint_every: Rounds between checkpoints, as for `run`.
-      devices: Devices that share the runs, all or a number; of a CPU, its cores.
+      devices: Devices.
       figure: Axis of the curves.
     """
     chooses = select_privately is not None
@@ -58,15 +58,12 @@ def sweep(
     axis = figure.axis
     if chooses and axis.over != "rounds":
         raise ValueError("over has no effect with select-privately, which draws no curves")
-    machines = Devices(devices)
-    machines.start(quiet=quiet)
-    from fedjaxsim.engine.processes import require
+    devices.start(quiet=quiet, exact=True)
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.selecting import prepare_selection
     from fedjaxsim.runs.sweep_runs import read_plan, read_sweep
     from fedjaxsim.runs.sweeping import prepare_sweep
 
-    require(machines.count)
     what = f"reading the data and checking the runs of {config or out}"
     with doing(what, quiet=quiet) as say_how_far:
         if select_privately is None or score_noise is None:
@@ -94,7 +91,7 @@ def demo(
       overwrite: Replace the results in the directory.
       quiet: Print the result and errors only.
     """
-    Devices().start(quiet=quiet)
+    LocalDevices().start(quiet=quiet)
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.sweep_runs import read_plan
     from fedjaxsim.runs.sweeping import prepare_sweep

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices
+from fedjaxsim.cli.options import LocalDevices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -55,7 +55,7 @@ def tune(
       quiet: Print the result and errors only.
       options: What is tuned, and how.
     """
-    Devices().start(quiet=quiet)
+    LocalDevices().start(quiet=quiet)
     from fedjaxsim.cli.messages import say
     from fedjaxsim.cli.process import stoppable
     from fedjaxsim.privacy.assumptions import SHARED_SEED

@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from string import Template
 
-from fedjaxsim.report.tables import Table
+from fedjaxsim.report.tables import TextTable
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -51,7 +51,7 @@ for (const head of document.querySelectorAll("th")) head.onclick = () => {
 def page(
     title: str,
     note: str,
-    tables: Sequence[Table],
+    tables: Sequence[TextTable],
     pictures: Mapping[str, bytes],
     sentences: Sequence[str],
     texts: Mapping[str, str],

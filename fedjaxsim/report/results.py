@@ -34,7 +34,7 @@ from fedjaxsim.metrics import (
 from fedjaxsim.privacy.entries import epsilon_text, round_up
 from fedjaxsim.report.labels import Combination, data_label, format_list, key_label, short_name
 from fedjaxsim.report.progress import decimals, number
-from fedjaxsim.report.tables import Table
+from fedjaxsim.report.tables import TextTable
 
 SPENT = ("epsilon", "epsilon_replace", "delta")
 """The columns of ε and δ."""
@@ -451,7 +451,7 @@ def table_of_runs(
     metrics: MetricRecords = METRICS,
     *,
     condensed: bool = False,
-) -> Table:
+) -> TextTable:
     """Return a line for each summary of a run; its entry `run` is the name.
 
     If data sets differ, a column names them. If `condensed`, the title says what ε, δ and rounds
@@ -478,7 +478,7 @@ def table_of_runs(
         title += f"{'; ' * bool(title)}all with {', '.join(words)}" if words else ""
     columns += costs
     headings, texts = zip(*columns, strict=True)
-    return Table(title, headings, [*zip(*texts, strict=True)], 1 + ("data" in headings))
+    return TextTable(title, headings, [*zip(*texts, strict=True)], 1 + ("data" in headings))
 
 
 def columns_of_epsilon(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

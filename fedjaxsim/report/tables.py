@@ -14,7 +14,7 @@ _LATEX = {
 }  # fmt: skip
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """Headings and rows of text; the first `left` columns are words, the others numbers."""
 
     title: str

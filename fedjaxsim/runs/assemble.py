@@ -34,7 +34,7 @@ from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.baseline import RARE, rare_class
-from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, is_own, run_user_code
+from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, is_user_code, run_user_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.regressions import EXPOSURE
@@ -236,7 +236,7 @@ def _task(config: RunConfig, population: Population) -> Task:
         supplied = {"num_tokens": num_tokens, "last": not per_token, "padding": padding}
     shape = fields["x"].shape[1:]
     model = _part(config, "model", Model, shape, outputs, supplied=supplied)
-    if is_own(config.model):
+    if is_user_code(config.model):
         check_model(config.model, model, fields["x"], outputs)
     if config.compute == "bfloat16":
         model = in_bfloat16(model)

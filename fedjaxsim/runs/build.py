@@ -43,7 +43,7 @@ from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import bytes_text, doing
 from fedjaxsim.runs.assemble import check_data, parts_of, population_of, simulation_of
 from fedjaxsim.runs.memory import host_bytes
-from fedjaxsim.runs.parts import is_own
+from fedjaxsim.runs.parts import is_user_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import NothingTestedError, check_billboard
@@ -242,7 +242,7 @@ def prepare(
                 "does not declare: put @fedjaxsim.reads above the factory"
             )
     delta = _delta(config, simulation.num_clients)
-    with _naming_own_parts(config):
+    with _naming_user_parts(config):
         hparams = hparams_of(config, simulation)
     simulation.check(hparams)
     simulation.check_rounds(hparams, 0, config.rounds, config.eval_every)
@@ -323,13 +323,13 @@ def _ratios(config: RunConfig, simulation: Simulation) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _naming_own_parts(config: RunConfig) -> Iterator[None]:
+def _naming_user_parts(config: RunConfig) -> Iterator[None]:
     """Raise ValueError if a user's part reads a hyperparameter without declaring it."""
     try:
         yield
     except AttributeError as error:
         user_parts = [
-            f"{part.role} {part.name}" for part in config.parts.values() if is_own(part.name)
+            f"{part.role} {part.name}" for part in config.parts.values() if is_user_code(part.name)
         ]
         if not user_parts or not isinstance(error.obj, Hyperparameters):
             raise
@@ -341,7 +341,7 @@ def _naming_own_parts(config: RunConfig) -> Iterator[None]:
 def _check_start(experiment: Experiment) -> None:
     """Check that a run can start, and has an ε that can be computed."""
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
-    with _naming_own_parts(config):
+    with _naming_user_parts(config):
         simulation.check_start(config.seed, hparams)
     _ = experiment.evaluations  # refuses bad numbers
     if config.patience is not None:
@@ -383,13 +383,13 @@ _CLIENTS, _ROWS, _ROUNDS = 5, 6, 2
 """Clients and rounds of the check, and rows of each client in each split."""
 
 
-def check_own_code(experiment: Experiment) -> None:
+def check_user_code(experiment: Experiment) -> None:
     """Check that a user's algorithm, model or loss keeps clients apart; see `check_billboard`."""
     config = experiment.config
     if config.get("trust_own_code", True):  # not a setting of parts of the package
         return
     parts = [config.parts.get(role) for role in ("algorithm", "model", "loss")]
-    user_parts = [f"{part.role} {part.name}" for part in parts if part and is_own(part.name)]
+    user_parts = [f"{part.role} {part.name}" for part in parts if part and is_user_code(part.name)]
     simulation, hparams = everyone_of(experiment, _few(experiment.simulation.population))
 
     def build(population: Population) -> Simulation:

@@ -30,7 +30,7 @@ from fedjaxsim.report.results import (
     systems,
     table_of_runs,
 )
-from fedjaxsim.report.tables import Table
+from fedjaxsim.report.tables import TextTable
 from fedjaxsim.runs.directory import (
     CLIENTS,
     RunDirectory,
@@ -127,13 +127,13 @@ class Comparison:
         """Return a row for each system, which compares it with the first."""
         return compared(self.systems, self.column)
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[TextTable]:
         """Return the tables of a page: means over seeds, runs, clients, settings that differ."""
         tables = []
         if self.means:
             label, rows = column_label(self.means[0]["metric"], self.metrics), self.means
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
-            tables.append(Table(title, headings(rows, label), [cells(row) for row in rows]))
+            tables.append(TextTable(title, headings(rows, label), [cells(row) for row in rows]))
         tables.append(table_of_runs(self.described_rows, "Runs", self.metrics, condensed=True))
         if of_clients := [
             compared_run for compared_run in self.runs if compared_run.clients is not None
@@ -146,7 +146,7 @@ class Comparison:
             shown = [[run.name, *(str(run.config.get(name, "–")) for name in varied)]
                      for run in runs]  # fmt: skip
             names = ["run", *(name.replace("_", " ") for name in varied)]
-            tables.append(Table("Settings that differ", names, shown, left=len(names)))
+            tables.append(TextTable("Settings that differ", names, shown, left=len(names)))
         return tables
 
     @property
@@ -272,7 +272,7 @@ def _with_distinct_names(named_runs: Sequence[tuple[str, ComparedRun]]) -> tuple
     )
 
 
-def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) -> Table:
+def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) -> TextTable:
     """Return the spread of a metric over clients, its worst tenth first.
 
     A metric without a direction has a lowest tenth.
@@ -290,7 +290,7 @@ def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) 
         lines.append([compared_run.run.name, str(len(values)), *map(decimals, map(float, numbers))])
     first, last = (f"mean of the\n{end} tenth" for end in extremes)
     heads = ["run", "clients", first, "median", last]
-    return Table(f"{metric.title} of each client", heads, lines)
+    return TextTable(f"{metric.title} of each client", heads, lines)
 
 
 def _of_folder(name: str, directory: RunDirectory) -> ComparedRun:

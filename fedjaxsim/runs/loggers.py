@@ -16,7 +16,7 @@ from typing import Any
 
 from fedjaxsim import store
 from fedjaxsim.divergence import Record
-from fedjaxsim.runs.parts import check_takes, find_own, is_own
+from fedjaxsim.runs.parts import check_takes, find_user_code, is_user_code
 
 Write = Callable[[Record, int], None]
 Factory = Callable[[Mapping[str, Any], Path], Write]
@@ -86,8 +86,8 @@ def find_logger(name: str) -> Factory:
     Raises:
       ValueError: for an unknown name, or without its package.
     """
-    if is_own(name):
-        factory = find_own("logger", name)
+    if is_user_code(name):
+        factory = find_user_code("logger", name)
         check_takes("logger", name, factory, {}, Path())
         return factory
     if name not in LOGGERS:

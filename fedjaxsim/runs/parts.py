@@ -46,7 +46,7 @@ LOSSES = {
 }
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
-OWN = System("", "a user's algorithm")
+USER_SYSTEM = System("", "a user's algorithm")
 """The record of a user's algorithm, with no assumptions."""
 
 
@@ -72,7 +72,7 @@ class Role(NamedTuple):
     has_hyperparameters: bool = False
 
     @property
-    def takes_own(self) -> bool:
+    def takes_user_code(self) -> bool:
         """Return whether a user's "module:factory" may fill it."""
         return self.takes is not None
 
@@ -149,7 +149,7 @@ class Part:
     def settings(self) -> dict[str, Setting]:
         """The settings of the factory, by the name of their flag."""
         supplied = ROLES[self.role].supplied
-        if is_own(self.name):  # which may call what it gets as it likes
+        if is_user_code(self.name):  # which may call what it gets as it likes
             takes = ROLES[self.role].takes
             count = len(takes.split(",")) if takes else 0
             supplied += tuple(inspect.signature(self.factory).parameters)[:count]
@@ -225,7 +225,7 @@ class Part:
 
         A user's factory must return a `kind`; its errors take one line.
         """
-        if not is_own(self.name):
+        if not is_user_code(self.name):
             return make(self.factory, *args, supplied=supplied, **settings)
         name, taken = f"{self.role} {self.name}", inspect.signature(self.factory).parameters
         settings |= {n: value for n, value in supplied.items() if n in taken}
@@ -247,8 +247,8 @@ FOUND: dict[tuple[str, str], Part] = {}
 def part_of(role: str, name: str) -> Part:
     """Find a part by name; raise a ValueError for an unknown one."""
     if (role, name) not in FOUND:
-        if ROLES[role].takes_own and is_own(name):
-            factory = find_own(role, name)
+        if ROLES[role].takes_user_code and is_user_code(name):
+            factory = find_user_code(role, name)
         else:
             _check_name(role, name)
             factory = import_factory(ROLES[role].known[name])
@@ -268,10 +268,10 @@ def check_parts(settings: Mapping[str, Any]) -> None:
 
 
 def _check_name(role: str, name: str) -> None:
-    builtin, allows_user_code = ROLES[role].known, ROLES[role].takes_own
+    builtin, allows_user_code = ROLES[role].known, ROLES[role].takes_user_code
     if role == "data":
         DataSpec(name).require_reader()
-    if name not in builtin and not (allows_user_code and is_own(name)):
+    if name not in builtin and not (allows_user_code and is_user_code(name)):
         *names, last = spellings_of(role)
         allowed = f"{', '.join(names)} or {last}"
         if len(allowed) > _SHOWN:
@@ -284,7 +284,7 @@ def _check_name(role: str, name: str) -> None:
 
 def spellings_of(role: str) -> list[str]:
     """Return the parts of a role as a command line spells them."""
-    user_spelling = ["MODULE:FACTORY"] if ROLES[role].takes_own else []
+    user_spelling = ["MODULE:FACTORY"] if ROLES[role].takes_user_code else []
     return [SPELLINGS.get(name, name) for name in ROLES[role].known] + user_spelling
 
 
@@ -294,7 +294,7 @@ def names_of(settings: Mapping[str, Any]) -> dict[str, str]:
         role: settings[role] if isinstance(settings.get(role), str) else ROLES[role].default
         for role in ROLES
     }
-    system = SYSTEMS.get(str(names["algorithm"]), OWN)
+    system = SYSTEMS.get(str(names["algorithm"]), USER_SYSTEM)
     names["mechanism"] = names["mechanism"] or system.mechanism
     names["sampling"] = names["sampling"] or ("full" if system.full_participation else "poisson")
     data = DataSpec(names["data"] or "").require_reader()
@@ -334,13 +334,13 @@ _PACKAGES: set[str] = set()
 """Packages with the parts of users."""
 
 
-def is_own(name: str) -> bool:
+def is_user_code(name: str) -> bool:
     """Return whether a name stands for a user's part: "module:factory"."""
     module, _, factory = name.partition(":")
     return bool(module and factory)
 
 
-def find_own(role: str, path: str) -> Callable[..., Any]:
+def find_user_code(role: str, path: str) -> Callable[..., Any]:
     """Import the factory "module:factory" of a user's part; it may be in the current folder.
 
     "folder/file.py:factory" is the same as "folder.file:factory". Errors take one line.

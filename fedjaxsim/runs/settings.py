@@ -21,12 +21,12 @@ from fedjaxsim.factories import REQUIRED, Setting, flag
 from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.parts import (
-    OWN,
     ROLES,
+    USER_SYSTEM,
     Part,
     absolute,
     check_parts,
-    is_own,
+    is_user_code,
     names_of,
     part_of,
     spellings_of,
@@ -191,15 +191,15 @@ def _group(role: str, is_read: Callable[..., bool], *keys: Setting) -> Group:
 
 
 def _has_minibatches(part: Part, *_: Any) -> bool:
-    return not SYSTEMS.get(part.name, OWN).whole_pass
+    return not SYSTEMS.get(part.name, USER_SYSTEM).whole_pass
 
 
 def _protects(part: Part, hyperparameters: Collection[str], event: str) -> bool:
     return event != "no_known_cost"
 
 
-def _is_own(part: Part, *_: Any) -> bool:
-    return is_own(part.name)
+def _is_users(part: Part, *_: Any) -> bool:
+    return is_user_code(part.name)
 
 
 _TRUST = (
@@ -346,10 +346,10 @@ GROUPS = {
             "Weights of clients in the mean: their training rows, with noise up to max-weight.",
         ),
     ),
-    "own algorithm": _group("algorithm", _is_own, *_TRUST),
-    "own model": _group("model", _is_own, *_TRUST),
+    "own algorithm": _group("algorithm", _is_users, *_TRUST),
+    "own model": _group("model", _is_users, *_TRUST),
     "own loss": _group(
-        "loss", _is_own,
+        "loss", _is_users,
         *_TRUST,
         Setting(
             "as_classes", bool, False,
@@ -416,7 +416,7 @@ class RunConfig(SettingsTable):
     @property
     def system(self) -> System:
         """The record of the algorithm."""
-        return SYSTEMS.get(self.algorithm, OWN)
+        return SYSTEMS.get(self.algorithm, USER_SYSTEM)
 
     def arguments(self, role: str) -> dict[str, Any]:
         """Return the arguments of the factory of a role; none where the run lacks the role."""
@@ -596,10 +596,10 @@ def run_config(**settings: Any) -> RunConfig:
     return layered(Layer(settings))
 
 
-def layered(*layers: Layer, without: Mapping[str, str] = {}) -> RunConfig:
+def layered(*layers: Layer, ignored: Mapping[str, str] = {}) -> RunConfig:
     """Make the settings of a run from layers; the last one wins.
 
-    Settings in `without` are not read, for the reason there: they have their defaults.
+    Settings in `ignored` are not read, for the reason there: they have their defaults.
     """
     merged, places, notes = {}, {}, []
     for layer in reversed(layers):
@@ -614,16 +614,16 @@ def layered(*layers: Layer, without: Mapping[str, str] = {}) -> RunConfig:
             continue
         with in_file(layer.path):
             left = unread(layer.values, table)
-            for name in without.keys() & layer.values.keys() & table.keys.keys():
+            for name in ignored.keys() & layer.values.keys() & table.keys.keys():
                 if layer.values[name] != table.keys[name].default:
-                    left.append(f"{flag(name)} {without[name]}")
+                    left.append(f"{flag(name)} {ignored[name]}")
             if left and layer.unread == "refused":
                 raise ValueError("; ".join(left))
             if left:
                 notes.append(f"{layer.path}: {'; '.join(left)}")
     values = {}
     for name, setting in table.keys.items():
-        if name in merged and name not in without:
+        if name in merged and name not in ignored:
             with in_file(places[name]):
                 values[name] = setting.convert(merged[name])
         elif setting.required:
@@ -737,7 +737,7 @@ def unread(
             more = len(choices) - _SHOWN
             listed = " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
             why = f" with {role} {chosen}, only with {listed}"
-            steps = SYSTEMS.get(chosen, OWN).fixed_steps if role == "algorithm" else ""
+            steps = SYSTEMS.get(chosen, USER_SYSTEM).fixed_steps if role == "algorithm" else ""
             if steps and name in ("local_optimizer", "schedule"):
                 why = f" with {role} {chosen}: {steps}"
         reasons.append(f"{flag(name)} has no effect{why}")

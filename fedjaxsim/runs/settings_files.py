@@ -32,25 +32,25 @@ def read_toml(path: Path) -> RunConfig:
     return layered(Layer(read_raw(path), path))
 
 
-def check_flags(names: Iterable[str], without: Mapping[str, str]) -> None:
-    """Refuse flags that a command does not read, `without` with the reason, or that have none."""
+def check_flags(names: Iterable[str], ignored: Mapping[str, str]) -> None:
+    """Refuse flags that a command ignores, with the reason, and settings that have no flag."""
     settings = static_keys()
     for name in names:
-        if name in without:
-            raise ValueError(f"{flag(name)} {without[name]}")
+        if name in ignored:
+            raise ValueError(f"{flag(name)} {ignored[name]}")
         if name in settings and not settings[name].has_flag:
             raise ValueError(f"{flag(name)} is for files alone")
 
 
 def layered_config(
-    flags: Mapping[str, Any], file: Layer, earlier: Path | None, without: Mapping[str, str]
+    flags: Mapping[str, Any], file: Layer, earlier: Path | None, ignored: Mapping[str, str]
 ) -> RunConfig:
     """Make the settings of a run from flags, a file and an earlier run; the first wins.
 
     Settings of the run in the directory `earlier` that this run does not read are left out.
-    `without` holds settings that the caller does not read, with the reason.
+    `ignored` holds settings that the caller does not read, with the reason.
     """
-    check_flags(flags, without)
+    check_flags(flags, ignored)
     inherited = {} if earlier is None else read_raw(earlier / CONFIG)
     asked = {**inherited, **file.values, **flags}
     if str(asked.get("seed")) != str(inherited.get("seed", asked.get("seed"))):
@@ -64,7 +64,7 @@ def layered_config(
         Layer(inherited, earlier and earlier / CONFIG, "left out"),
         file,
         Layer(flags),
-        without=without,
+        ignored=ignored,
     )
 
 

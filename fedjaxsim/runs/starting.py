@@ -13,7 +13,7 @@ from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
 from fedjaxsim.report.files import check_place
 from fedjaxsim.runs.assemble import data_warnings
-from fedjaxsim.runs.build import Experiment, check_own_code, prepare_with_progress, versions
+from fedjaxsim.runs.build import Experiment, check_user_code, prepare_with_progress, versions
 from fedjaxsim.runs.directory import CONFIG, RunDirectory, fingerprint_of, settings_digest
 from fedjaxsim.runs.execute import (
     FIXED,
@@ -86,7 +86,7 @@ def prepare_run(
     if out is not None:
         check_place(out, "run")
     experiment = prepare_with_progress(config, quiet=quiet)
-    check_own_code(experiment)
+    check_user_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
     begin, earlier = None, []
     if start is not None:

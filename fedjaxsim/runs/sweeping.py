@@ -24,7 +24,7 @@ from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import check_place
 from fedjaxsim.report.progress import doing
 from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run, metrics_of, selection_column
-from fedjaxsim.runs.build import Experiment, check_own_code, population_of, prepare
+from fedjaxsim.runs.build import Experiment, check_user_code, population_of, prepare
 from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.sweep_results import (
@@ -234,7 +234,7 @@ def families_of(
             {run: prepare(plan.runs[run], first.simulation) for run in group} for group in groups
         ])  # fmt: skip
     for family in prepared:  # which compiles, so what is refused without it comes first
-        check_own_code(next(iter(family[0].values())))
+        check_user_code(next(iter(family[0].values())))
     return prepared
 
 

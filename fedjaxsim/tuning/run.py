@@ -21,7 +21,7 @@ from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.files import check_place, make_directory, read_json, write_json, write_tables
 from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
-from fedjaxsim.runs.build import check_own_code, draws_of, versions
+from fedjaxsim.runs.build import check_user_code, draws_of, versions
 from fedjaxsim.runs.directory import fingerprint_of, settings_digest
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
@@ -163,7 +163,7 @@ def prepare_tuning(
         least, most = config.records[name].range
         bounds[name] = max(least, np.min(value) / BOUNDS), min(most, np.max(value) * BOUNDS)
     limits(start, bounds)
-    check_own_code(source.final)
+    check_user_code(source.final)
     simulation, final = source.simulation, source.final
     metric, improved = tuned_metric(simulation.task, simulation.population, asked["metric"])
     keys, fresh = keys_of(config.seed, asked["seeds"])

@@ -20,7 +20,7 @@ from fedjaxsim.metrics import Metric, metrics_to_tables
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.report.figures import clients_figure
 from fedjaxsim.report.page import page
-from fedjaxsim.report.tables import Table
+from fedjaxsim.report.tables import TextTable
 from fedjaxsim.runs.comparison import compare
 
 
@@ -126,7 +126,7 @@ def test_a_click_on_a_heading_sorts_a_table_both_ways(cells, ordered):
 
 
 def test_tables_for_latex_and_csv_escape_what_is_special():
-    table = Table("A_b", ["run", "ε ≤"], [["50 %_x", "0.5 ± 0.1"], ['a,"b"', "–"]])
+    table = TextTable("A_b", ["run", "ε ≤"], [["50 %_x", "0.5 ± 0.1"], ['a,"b"', "–"]])
     rows = [r"50 \%\_x & 0.5 $\pm$ 0.1 \\", r'a,"b" & -- \\']
     lines = ["% A_b", r"\begin{tabular}{lr}", r"\toprule", r"run & $\varepsilon$ $\le$ \\"]
     lines += [r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", ""]

@@ -13,7 +13,7 @@ import pytest
 from sklearn.linear_model import PoissonRegressor
 
 from fedjaxsim.cli import main
-from fedjaxsim.runs.build import check_own_code, prepare
+from fedjaxsim.runs.build import check_user_code, prepare
 from fedjaxsim.runs.parts import check_takes
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
@@ -141,7 +141,7 @@ def test_a_loss_of_ones_own_is_fitted_as_scikit_learn_fits_it():
     table |= {"loss": "mycode:poisson", "offset": 0.25, "algorithm": "fedavg"}
     descent = {"sampling": "full", "batch_size": 30, "learning_rate": 0.3, "rounds": 300}
     experiment = prepare(run_config(**table, **descent))
-    check_own_code(experiment)
+    check_user_code(experiment)
     simulation, hparams = experiment.simulation, experiment.hparams
     state, _ = simulation.run(simulation.init(0, hparams), hparams, 300)
     fitted = PoissonRegressor(alpha=0, tol=1e-8).fit(x[:60], visits[:60])

@@ -13,7 +13,7 @@ import pytest
 
 from fedjaxsim.runs import assemble, build, execute
 from fedjaxsim.runs.directory import fingerprint_of
-from fedjaxsim.runs.parts import is_own
+from fedjaxsim.runs.parts import is_user_code
 from fedjaxsim.runs.sweep_runs import hyperparameters_of
 from fedjaxsim.tuning import source
 
@@ -38,7 +38,7 @@ def shared():
     simulations = {}
 
     def simulation_of(config, population, task=None):
-        if any(is_own(part.name) for part in config.parts.values()):
+        if any(is_user_code(part.name) for part in config.parts.values()):
             return _ASSEMBLE(config, population, task)
         key = id(task), _key(config, population)
         if key not in simulations:  # with its task, whose number nothing else gets
