@@ -235,17 +235,18 @@ def least_count(tail: float, trials: int, probability: float) -> int:
     )
 
 
-def round_up(value: float) -> float:
-    """Round ε or δ up to five significant digits."""
+def round_up(value: float, digits: int = 5) -> float:
+    """Round ε or δ up to some significant digits."""
     if value == 0 or math.isinf(value):
         return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
     return math.ceil(value / unit) * unit
 
 
-def epsilon_text(value: float | None) -> str:
-    """Format ε, rounded up to five significant digits; ∞ for None, which is no guarantee."""
-    return "∞" if value is None or math.isinf(value) else f"{round_up(value):.5g}"
+def epsilon_text(value: float | None, digits: int = 5) -> str:
+    """Format ε, rounded up to some significant digits; ∞ for None, which is no guarantee."""
+    infinite = value is None or math.isinf(value)
+    return "∞" if infinite else f"{round_up(value, digits):.{digits}g}"
 
 
 def check_delta(delta: float) -> None:

@@ -21,6 +21,7 @@ from fedjaxsim.metrics import (
     column_metric,
     primary_metric,
 )
+from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.privacy.trade_off import TradeOff
 from fedjaxsim.report.labels import (
     NOISE,
@@ -442,7 +443,7 @@ def trade_off_figure(
     axes.set_xlim(low / margin, infinite * margin)
     axes.axvline(math.sqrt(high * infinite), color="0.6", lw=0.8, ls=(0, (1, 2)))
     ticks = spent[:: -(-len(spent) // 6) or 1]
-    axes.set_xticks([*ticks, infinite], [*(f"{tick:.2g}" for tick in ticks), "∞"])
+    axes.set_xticks([*ticks, infinite], [*(epsilon_text(tick, 2) for tick in ticks), "∞"])
     axes.xaxis.set_minor_locator(NullLocator())
     legend.draw(figure)
     return figure

@@ -33,7 +33,7 @@ from fedjaxsim.keys import seed_key
 from fedjaxsim.metrics import MetricRecords, metrics_to_tables, require_direction
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
-from fedjaxsim.privacy.entries import Drawn
+from fedjaxsim.privacy.entries import Drawn, epsilon_text
 from fedjaxsim.privacy.events import PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import tight_epsilon
 from fedjaxsim.privacy.ledger import charged, hex_digest, key_digest
@@ -92,7 +92,7 @@ class Experiment:
         first = self.planned(0, 1)
         if limit is not None and filters.exceeded(limit, [*charged(state.privacy), first]):
             raise ValueError(
-                f"the budget of ε = {limit.epsilon:g}, δ = {limit.delta:.3g} has no room for a "
+                f"the budget of ε = {epsilon_text(limit.epsilon)}, δ = {limit.delta:.3g} has no room for a "
                 f"round of this stage ({filters.described([first])}): it allows "
                 f"{filters.described(limit.planned)}, earlier stages included"
             )
