@@ -345,13 +345,12 @@ def fill(
     rate: Callable[[Hyperparameters], Value] = lambda hparams: 1.0,
     step: Callable[[Hyperparameters], Value] = lambda hparams: USUAL_STEP,
     *,
-    ratios: Callable[[], Mapping[str, float]] | None = None,
     clients: int | None = None,
 ) -> Hyperparameters:
     """Complete values by defaults and check them.
 
-    A `Default` follows from `rate`, `(hparams) -> p`, `step`, `(hparams) -> η`, or `ratios`, ratios
-    of variances. Those are made of rows: without the function they must be given.
+    A `Default` follows from `rate`, `(hparams) -> p`, or `step`, `(hparams) -> η`. Ratios of
+    variances are made of rows: one of them must be given, and is the default of the others.
     """
     for name in values:
         checks.one_of(records, hyperparameter=name)
@@ -376,14 +375,10 @@ def fill(
         complete |= dict.fromkeys(of_rows, complete[first])
         derived = {name: kind for name, kind in derived.items() if name not in of_rows}
     elif of_rows:
-        if ratios is None:
-            raise ValueError(
-                f"{' and '.join(of_rows)} must be given: fjs.data.variance_ratios(population) "
-                "estimates them from rows, which no ε covers"
-            )
-        ratio_values = ratios()
-        complete |= {name: ratio_values[name] for name in of_rows}
-        derived = {name: kind for name, kind in derived.items() if name not in of_rows}
+        raise ValueError(
+            f"{' and '.join(of_rows)} must be given: fjs.data.variance_ratios(population) "
+            "estimates them from rows, which no ε covers"
+        )
     if derived:
         independent = Hyperparameters(**{n: v for n, v in complete.items() if n not in derived})
         p = independent.sampling_rate if "sampling_rate" in independent else rate(independent)

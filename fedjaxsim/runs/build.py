@@ -27,7 +27,7 @@ from fedjaxsim.engine.program import ClientMetrics, run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
-from fedjaxsim.hyperparameters import Default, Hyperparameters, fill
+from fedjaxsim.hyperparameters import Default, Hyperparameters
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import seed_key
 from fedjaxsim.metrics import MetricRecords, metrics_to_tables, require_direction
@@ -92,8 +92,8 @@ class Experiment:
         first = self.planned(0, 1)
         if limit is not None and filters.exceeded(limit, [*charged(state.privacy), first]):
             raise ValueError(
-                f"the budget of ε = {epsilon_text(limit.epsilon)}, δ = {limit.delta:.3g} has no room for a "
-                f"round of this stage ({filters.described([first])}): it allows "
+                f"the budget of ε = {epsilon_text(limit.epsilon)}, δ = {limit.delta:.3g} has no "
+                f"room for a round of this stage ({filters.described([first])}): it allows "
                 f"{filters.described(limit.planned)}, earlier stages included"
             )
         return state
@@ -270,19 +270,15 @@ def _delta(config: RunConfig, num_clients: int) -> float:
 
 def hparams_of(config: RunConfig, simulation: Simulation) -> Hyperparameters:
     """Return the hyperparameters of a run, with those that follow from its settings and data."""
-    sampler, scheme = simulation.sampler, simulation.sampler.scheme
-    values = {name: config.get(name) for name in simulation.records}
-    if "clip" in values and not config.clips:
-        values["clip"] = math.inf
-    elif "clip" in values and values["clip"] is None:
-        values["clip"] = simulation.clip_norm
-    hparams = fill(
-        simulation.records,
-        {name: value for name, value in values.items() if value is not None},
-        sampler.rate,
-        simulation.step_size,
-        ratios=functools.partial(_ratios, config, simulation),
-    )
+    records, scheme = simulation.records, simulation.sampler.scheme
+    values = {name: config.get(name) for name in records if config.get(name) is not None}
+    if "clip" in records and not (config.clips and "clip" in values):
+        values["clip"] = simulation.clip_norm if config.clips else math.inf
+    ratios = [name for name, record in records.items() if record.default is Default.RATIO]
+    if ratios and not values.keys() & {*ratios}:
+        estimated = _ratios(config, simulation)
+        values |= {name: estimated[name] for name in ratios}
+    hparams = simulation.hyperparameters(**values)
     p = float(np.asarray(hparams.get("sampling_rate", scheme.capacity / scheme.clients)))
     if p * scheme.clients * config.rounds < 1:
         raise ValueError(

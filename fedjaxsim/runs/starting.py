@@ -208,7 +208,9 @@ def prepare_resume(
 
 def warn_above(asked: float, spent: float, who: str) -> list[str]:
     """Return the warning that `who` more ε than was asked, if so."""
-    return [f"{who} ε {epsilon_text(spent)}, more than the {epsilon_text(asked)} asked"] * (spent > asked)
+    return [f"{who} ε {epsilon_text(spent)}, more than the {epsilon_text(asked)} asked"] * (
+        spent > asked
+    )
 
 
 def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: object) -> None:
