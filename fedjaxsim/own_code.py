@@ -125,7 +125,7 @@ def code_run_by(function: Callable[[], Any]) -> str | None:
         if is_new and not _is_library(*_module_in(frame.f_globals, code)):
             run.append(f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})")
 
-    before = sys.getprofile()
+    before: Any = sys.getprofile()
     sys.setprofile(note)
     try:
         function()
