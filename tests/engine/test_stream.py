@@ -68,6 +68,7 @@ def pair(shared_pmtl, shared_streamed, mapped):
 
 def test_a_streamed_run_is_the_run_in_memory(pair, monkeypatch):
     monkeypatch.setattr(streamed, "BLOCK", 3)  # clients do not divide into blocks evenly
+    monkeypatch.setattr(streamed, "DRAWS", 1)  # a segment draws cohorts more than once
     found = [run(sim, 6, seed=1) for sim in pair]
     (memory, whole), (stream, piecewise) = found
     assert_agree(memory, stream)

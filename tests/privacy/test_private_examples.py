@@ -29,7 +29,7 @@ from fedjaxsim.kernels.traces import noted_losses
 from fedjaxsim.keys import Stream, stream
 from fedjaxsim.models.model import Dense, Model
 from fedjaxsim.privacy import silos as of_silos
-from fedjaxsim.privacy.accounting import losses
+from fedjaxsim.privacy.accounting import gaussian, losses
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import ADJACENCIES, Drawn, Entry, SamplingScheme
 from fedjaxsim.privacy.events import (
@@ -924,6 +924,15 @@ def test_examples_cost_the_divergence_of_their_pair(rows, size, number, z, repla
         exact = tight_epsilon([taken[0].spend()], delta, adjacency)
         assert exact <= found < 1.002 * exact
         assert tight is None or found == pytest.approx(tight, rel=0.02)
+
+
+def test_a_release_costs_examples_what_replacing_their_client_costs_in_every_round():
+    """Who sees a message knows that its client took part, so sampling hides nothing."""
+    scheme = SamplingScheme("poisson", 100, 100)
+    released = PrivacySpend(scheme, GAUSSIAN, (Entry(4.0, 0.1, 5),))
+    found = of_silos.profile((), "zero_out", (of_silos._to_examples(released),))
+    # Five Gaussian releases at distance 2 and z = 4 are one of μ = 2 √5/4.
+    assert found.epsilon(1e-3) == pytest.approx(gaussian.epsilon(1e-3, math.sqrt(5) / 2), rel=1e-9)
 
 
 def test_stages_and_runs_count_their_own_rows():
