@@ -136,6 +136,20 @@ def reader_of(module: Any) -> str | None:
     return None
 
 
+def plus_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Add a bias per channel, in at least float32.
+
+    The bias's derivative is a sum over all places. In bfloat16, where 256 + 1 is 256, that of a CNN
+    over 10 · 144 places is off by 7 % on a CPU.
+    """
+    return (wide(x) + wide(bias)).astype(x.dtype)
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """Return floats in at least float32."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def as_floats(x: jax.Array) -> jax.Array:
     """Convert integers to floats, of weak type: products take the type of the parameters."""
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x * 1.0

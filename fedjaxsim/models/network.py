@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjaxsim.kernels import backend, winograd
-from fedjaxsim.models.model import Dense, Model, as_floats, sizes
+from fedjaxsim.models.model import Dense, Model, as_floats, plus_bias, sizes
 from fedjaxsim.models.modules import from_flax
 
 
@@ -47,7 +47,7 @@ class _Conv(nn.Module):
         shape = (5, 5, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.features,))
-        return nn.relu(max_pool2d(conv2d(x, kernel)) + bias)
+        return nn.relu(plus_bias(max_pool2d(conv2d(x, kernel)), bias))
 
 
 class _CNN(nn.Module):

@@ -9,9 +9,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
 
 from fedjaxsim.kernels import backend
-from fedjaxsim.models.model import Model, sizes
+from fedjaxsim.models.model import Model, sizes, wide
 from fedjaxsim.models.modules import from_flax
 
 _FEW_TOKENS = 1024
@@ -20,6 +21,21 @@ _FEW_TOKENS = 1024
 _UNROLLED = 4
 """Positions in an iteration on a GPU, which waits for launches: a gradient over 80 positions starts
 790 kernels instead of 1,630. Eight would be 650, and move a fifth more bytes."""
+
+
+def _with_wide_bias(inputs, kernel, bias, *, dtype=None):
+    inputs, kernel, bias = promote_dtype(inputs, kernel, bias, dtype=dtype)
+    return inputs, kernel, wide(bias)
+
+
+class _Dense(nn.Dense):
+    """A layer that adds its bias in at least float32, as `plus_bias` does."""
+
+    promote_dtype: Any = _with_wide_bias
+
+    @nn.compact
+    def __call__(self, inputs):
+        return super().__call__(inputs).astype(inputs.dtype)
 
 
 class _GRU(nn.Module):
@@ -34,7 +50,7 @@ class _GRU(nn.Module):
     @nn.compact
     def __call__(self, x):
         width = self.width
-        inputs = nn.Dense(3 * width, name="inputs")(x)
+        inputs = _Dense(3 * width, name="inputs")(x)
         kernel = self.param("recurrent", _orthogonal_blocks, (width, 3 * width))
         bias = self.param("bias", nn.initializers.zeros_init(), (width,))
 
@@ -68,13 +84,13 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, x):
         b, length, width = x.shape
-        parts = nn.Dense(3 * width, name="attention")(nn.LayerNorm()(x))
+        parts = _Dense(3 * width, name="attention")(nn.LayerNorm()(x))
         parts = parts.reshape((b, length, 3, self.heads, width // self.heads))
         # The softmax is in float32, whatever the type of the products is.
         mixed = jax.nn.dot_product_attention(*jnp.moveaxis(parts, 2, 0), is_causal=True)
-        x = x + nn.Dense(width, name="mixed")(mixed.reshape(x.shape))
-        h = nn.gelu(nn.Dense(4 * width, name="inner")(nn.LayerNorm()(x)))
-        return x + nn.Dense(width, name="outer")(h)
+        x = x + _Dense(width, name="mixed")(mixed.reshape(x.shape))
+        h = nn.gelu(_Dense(4 * width, name="inner")(nn.LayerNorm()(x)))
+        return x + _Dense(width, name="outer")(h)
 
 
 class _Embedding(nn.Embed):
@@ -128,7 +144,7 @@ class _OfTokens(nn.Module):
             x = nn.LayerNorm()(x)
         if self.last:
             x = self._last(x, tokens)
-        return nn.Dense(self.num_outputs, name="output")(x)
+        return _Dense(self.num_outputs, name="output")(x)
 
     def _last(self, x, tokens):
         """Take the last token of each row, (b, d), or the first of a row of padding."""

@@ -12,7 +12,8 @@ import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.kernels.backend import Backend, planning_for
-from fedjaxsim.models import cnn, gru, in_bfloat16, linear, mlp, transformer
+from fedjaxsim.models import cnn, gru, in_bfloat16, linear, mlp, sequences, transformer
+from fedjaxsim.models.model import plus_bias
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
@@ -207,6 +208,19 @@ def test_products_are_made_in_bfloat16_between_parameters_and_outputs_in_float32
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
     assert types_of_products(low.apply, params, x) == {"bfloat16"}
     assert types_of_products(model.apply, params, x) == {"float32"}
+
+
+def test_derivatives_of_biases_in_bfloat16_are_summed_in_float32():
+    # A number, with derivative 1, from each of 40·9 places: in bfloat16 256 + 1 is 256.
+    x, bias = jnp.zeros((40, 9, 2), jnp.bfloat16), jnp.zeros(2, jnp.bfloat16)
+    layer, kernel = sequences._Dense(2), jnp.zeros((2, 2), jnp.bfloat16)
+    for outputs in (
+        lambda bias: plus_bias(x, bias),
+        lambda bias: layer.apply({"params": {"kernel": kernel, "bias": bias}}, x),
+    ):
+        assert jax.eval_shape(outputs, bias).dtype == jnp.bfloat16
+        slope = jax.grad(lambda bias, outputs=outputs: outputs(bias).sum())(bias)
+        np.testing.assert_array_equal(slope, [360, 360])
 
 
 @pytest.mark.thorough
