@@ -239,7 +239,7 @@ class Simulation(Fixed):
             ),
             AllClients(m),
             self.accounts,
-            accounts.no_charges(self.accounts, self.population.preparations),
+            accounts.no_charges(self.accounts, self.prepared),
             examples=self.examples,
             records=tuple(self.records.values()),
             assumed=assumptions_of(algorithm, mechanism, self.sampler, self.population.generate),
@@ -452,7 +452,7 @@ class Simulation(Fixed):
         """
         key, hparams = self.check_start(key, hparams)
         state = self.compiled.init(key, hparams)
-        return self.with_account(state, hparams)
+        return self.announce(state, hparams)
 
     def budget(
         self,
@@ -553,9 +553,7 @@ class Simulation(Fixed):
             shared, personal = begin(key, hparams, parts, before, origin)
             if origin is not None:
                 joined = JOINED.format(np.sum(origin < 0), self.num_clients)
-                state = dataclasses.replace(
-                    state, privacy=ledger.with_public(state.privacy, (joined,))
-                )
+                state = state.announce(sentences=(joined,))
         begun = self._begun(key, hparams, shared, personal, state.privacy)
         if state.consumed is not None and begun.consumed is not None:
             begun = dataclasses.replace(begun, consumed=jnp.copy(state.consumed))
@@ -627,10 +625,10 @@ class Simulation(Fixed):
         begun = self.compiled.init(key, hparams)
         require_same_shapes("server state", begun.shared, shared)
         require_same_shapes("personal states", begun.personal, personal)
-        privacy = ledger.next_stage(jax.tree.map(jnp.copy, privacy), begun.key)
+        privacy = jax.tree.map(jnp.copy, privacy)
         begun = dataclasses.replace(begun, shared=shared, personal=personal, privacy=privacy)
         rounds = np.size(hparams.get("noise_multiplier", 0.0))
-        return self.with_room(begun, hparams, rounds, begins=True)
+        return self.announce(begun, hparams, rounds, stage=begun.key)
 
     def start_new_clients(
         self, state: SimulationState, hparams: Hyperparameters, earlier: "Simulation"
@@ -667,8 +665,8 @@ class Simulation(Fixed):
             hparams,
             jax.tree.map(jnp.copy, published),
         )
-        privacy = ledger.with_public(state.privacy, (NEW_CLIENTS.format(self.num_clients),))
-        return self._begun(key, hparams, shared, personal, privacy)
+        state = state.announce(sentences=(NEW_CLIENTS.format(self.num_clients),))
+        return self._begun(key, hparams, shared, personal, state.privacy)
 
     def round(
         self, state: SimulationState, hparams: Hyperparameters
@@ -677,7 +675,7 @@ class Simulation(Fixed):
 
         Returns the next state, and a dict of the round's metrics (see `Segment`), each ().
         """
-        state, hparams = self.with_account(state, hparams), self.check(hparams)
+        state, hparams = self.announce(state, hparams), self.check(hparams)
         self._require_own(state, hparams)
         self._agree(state, hparams)
         step = accounts.charged_alone(self.compiled.step, self.accounts)
@@ -720,7 +718,7 @@ class Simulation(Fixed):
         self.check_rounds(hparams, done, rounds, eval_every, eval_clients)
         hparams = self.check(hparams)
         self._require_own(state, hparams)
-        state = self.with_room(state, hparams, rounds)
+        state = self.announce(state, hparams, rounds)
         self._agree(state, hparams)
         if evaluate_privately is not None:
             self.check_evaluated("validation", None)
@@ -925,7 +923,7 @@ class Simulation(Fixed):
             zeros = {name: jnp.zeros(record.shape) for name, record in self.records.items()}
             hparams = Hyperparameters(**zeros)
             self.message_shapes(keys.seed_key(0), hparams)
-        privacy = self.with_account(state).privacy
+        privacy = self.announce(state).privacy
         charges = ledger.charged(privacy)
         most = max(charged.scheme.clients for charged in charges)
         return report(
@@ -977,36 +975,37 @@ class Simulation(Fixed):
             )
         return self._summaries[split](to_host(measured), clients)
 
-    def with_account(
+    def announce(
         self,
         state: SimulationState,
         hparams: Hyperparameters | None = None,
-        begins: bool = False,
+        rounds: int = 0,
+        *,
+        stage: jax.Array | None = None,
     ) -> SimulationState:
-        """Return a state of any simulation with accounts, and assumptions, of this one."""
+        """Return a state of any simulation with all that rounds of this one need of its ledger.
+
+        These are accounts, assumptions, and places for the noise of `rounds` more rounds, or of the
+        first ones of a `stage` that begins with this key.
+        """
         require_state(state)
         accounts.require_protection(state.privacy, self.accounts)
-        privacy = ledger.with_public(state.privacy, (*self.public, *self.assumed_of(hparams)))
-        places = accounts.places_for(hparams)
-        privacy = ledger.with_preparations(privacy, self.population.preparations)
-        for scheme, event in self.accounts:
-            privacy = ledger.with_account(privacy, scheme, event, places, begins)
-        return dataclasses.replace(state, privacy=privacy)
+        releases = [PrivacySpend(*account, ()) for account in self.accounts]
+        if hparams is not None and rounds and self.accounts[0][1].releases:
+            done = int(state.round)
+            if self._planned_noise(hparams).known:
+                releases[0] = self.planned(hparams, done, done + rounds)
+        return state.announce(
+            [*self.prepared, *releases],
+            (*self.public, *self.assumed_of(hparams)),
+            places=accounts.places_for(hparams),
+            stage=stage,
+        )
 
     def assumed_of(self, hparams: Hyperparameters | None) -> tuple[str, ...]:
         """Return the assumption on hyperparameters with a value for each client, if any."""
         names = () if hparams is None else per_client(self.records.values(), hparams)
         return (OF_CLIENTS.format(", ".join(names)),) if names else ()
-
-    def with_room(
-        self, state: SimulationState, hparams: Hyperparameters, rounds: int, begins: bool = False
-    ) -> SimulationState:
-        """Return the state with ledger entries for `rounds` more rounds, or for the first ones."""
-        state, done = self.with_account(state, hparams, begins), int(state.round)
-        if not (self.accounts[0][1].releases and self._planned_noise(hparams).known):
-            return state
-        planned = self.planned(hparams, done, done + rounds)
-        return dataclasses.replace(state, privacy=ledger.with_room(state.privacy, planned))
 
     @property
     def prepared(self) -> tuple[PrivacySpend, ...]:

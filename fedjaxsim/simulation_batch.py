@@ -26,7 +26,7 @@ from fedjaxsim.engine.processes import (
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.seeds import over_seeds, state_of_seed
 from fedjaxsim.engine.shard import CLIENTS, RUNS, shard
-from fedjaxsim.engine.state import SimulationState, evaluated_part, state_of, with_public
+from fedjaxsim.engine.state import SimulationState, evaluated_part, state_of
 from fedjaxsim.engine.transfers import moves_data
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.assumptions import SHARED_SEED, default_delta
@@ -173,10 +173,11 @@ class SimulationBatch(Fixed):
         seeds = self._keys(key)
         checked = [self.simulation.check_start(key, self.settings[0])[0] for key in seeds]
         keys = checked[0] if self.seeds is None else jnp.stack(checked)
-        state = with_public(self._compiled.init(keys, self._hparams), self.simulation.public)
+        state = self._compiled.init(keys, self._hparams)
         assumed = (self.simulation.assumed_of(setting) for setting in self.settings)
-        public = dict.fromkeys(sentence for sentences in assumed for sentence in sentences)
-        return with_public(state, (*public, *((SHARED_SEED,) if len(self.settings) > 1 else ())))
+        sentences = itertools.chain(self.simulation.public, *assumed)
+        shared = (SHARED_SEED,) if len(self.settings) > 1 else ()
+        return state.announce(sentences=(*sentences, *shared))
 
     def _keys(self, key: Any) -> list[Any]:
         """Return the seed, or the key, of each of the batch's seeds."""

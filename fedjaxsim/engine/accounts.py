@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjaxsim.algorithm import Algorithm, Context
-from fedjaxsim.data.columns import Preparation
 from fedjaxsim.data.minibatches import (
     ClientData,
     ExampleLeakError,
@@ -26,7 +25,15 @@ from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import room_of
 from fedjaxsim.privacy.calibration import equal_example_noise
 from fedjaxsim.privacy.entries import SamplingScheme
-from fedjaxsim.privacy.events import EXAMPLE, Account, ChecksSkipped, Examples, PrivacyEvent, Silos
+from fedjaxsim.privacy.events import (
+    EXAMPLE,
+    Account,
+    ChecksSkipped,
+    Examples,
+    PrivacyEvent,
+    PrivacySpend,
+    Silos,
+)
 from fedjaxsim.privacy.ledger import Charges, Ledger
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
@@ -194,10 +201,10 @@ def places_for(hparams: Hyperparameters | None) -> int:
 
 
 def no_charges(
-    accounts: Sequence[Account], preparations: Sequence[Preparation] = ()
+    accounts: Sequence[Account], prepared: Sequence[PrivacySpend] = ()
 ) -> Callable[[Hyperparameters], tuple[Charges, ...]]:
     """Return the `no_charges` of a program: only releases before round 1."""
     return lambda hparams: (
         *(ledger.no_charges(*account, places_for(hparams)) for account in accounts),
-        *map(ledger.charges_of, preparations),
+        *map(ledger.charges_of, prepared),
     )

@@ -470,10 +470,7 @@ def prepare_release(
             Name("evaluate_privately"), f" must be an EvaluationPlan, got {described(plan)}"
         )
     check_released(plan, records)
-    spend = plan.spend(num_clients)
-    privacy = ledger.with_account(state.privacy, spend.scheme, spend.event, 1)
-    privacy = ledger.with_room(privacy, spend)
-    return dataclasses.replace(state, privacy=ledger.with_stream(privacy, _key_of(state)))
+    return state.announce([plan.spend(num_clients)], stream=_key_of(state))
 
 
 def _key_of(state: SimulationState) -> jax.Array:

@@ -27,7 +27,7 @@ from fedjaxsim.engine.evaluation import (
     release_evaluation,
 )
 from fedjaxsim.engine.processes import from_all, to_host
-from fedjaxsim.engine.state import SimulationState, state_of, with_public
+from fedjaxsim.engine.state import SimulationState, state_of
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import METRICS, MetricRecords
 from fedjaxsim.privacy import ledger
@@ -377,7 +377,7 @@ def run_segments(
     progress, closing, phase_times = run._progress, run.closing, run.phase_times
     hooked = [callback for callback in callbacks if isinstance(callback, Callback)]
     stated = (text for callback in callbacks for text in getattr(callback, "public", ()))
-    state = with_public(state, stated)
+    state = state.announce(sentences=stated)
     steps = [
         callback.segment if isinstance(callback, Callback) else callback for callback in callbacks
     ]

@@ -15,6 +15,7 @@ from jax.tree_util import register_dataclass
 
 from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.ledger import Ledger
 from fedjaxsim.privacy.samplers import Cohort
 
@@ -59,6 +60,16 @@ class SimulationState:
         """Return the state with other parts of clients."""
         personal, consumed = states
         return dataclasses.replace(self, personal=personal, consumed=consumed)
+
+    def announce(
+        self,
+        releases: Iterable[PrivacySpend] = (),
+        sentences: Iterable[str] = (),
+        **keys_and_places: Any,
+    ) -> "SimulationState":
+        """Return the state with all that releases to come need; see `ledger.announce`."""
+        privacy = ledger.announce(self.privacy, releases, sentences, **keys_and_places)
+        return dataclasses.replace(self, privacy=privacy)
 
 
 PARTS = {
@@ -110,11 +121,6 @@ class AllClients:
     def total(self, sums: PyTree) -> PyTree:
         """Add up sums over all partitions."""
         return sums
-
-
-def with_public(state: SimulationState, sentences: Iterable[str]) -> SimulationState:
-    """Return the state with sentences that every report of it names; see `Ledger.public`."""
-    return dataclasses.replace(state, privacy=ledger.with_public(state.privacy, sentences))
 
 
 def evaluated_part(state: SimulationState) -> SimulationState:

@@ -8,7 +8,7 @@ samplers and mechanisms, and no reader makes it cheaper.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -85,12 +85,6 @@ class Ledger:
     room: Room | None = None
 
 
-def with_public(ledger: Ledger, sentences: Iterable[str]) -> Ledger:
-    """Return the ledger with the sentences that it lacks."""
-    public = tuple(dict.fromkeys((*ledger.public, *sentences)))
-    return ledger if public == ledger.public else dataclasses.replace(ledger, public=public)
-
-
 def no_charges(scheme: SamplingScheme, event: PrivacyEvent, places: int) -> Charges:
     """Return the account of a sampler and a mechanism before the first round.
 
@@ -126,29 +120,6 @@ def with_key(ledger: Ledger, key: jax.Array) -> Ledger:
     return dataclasses.replace(ledger, draws=(*ledger.draws, added))
 
 
-def next_stage(ledger: Ledger, key: jax.Array) -> Ledger:
-    """Return the ledger of a stage that draws from another `key`.
-
-    Accounts whose rounds come in order are closed: a later charge marks them as overflowed.
-    """
-    closed = [
-        charges
-        if charges.next_round is None
-        else dataclasses.replace(charges, next_round=jnp.full((), MOST_ROUNDS, jnp.int32))
-        for charges in ledger.charges
-    ]
-    return with_key(dataclasses.replace(ledger, charges=tuple(closed)), key)
-
-
-def with_stream(ledger: Ledger, key: jax.Array) -> Ledger:
-    """Add a record of another key than the state's, if there is none; on the host."""
-    if stream_of(ledger, key) is not None:
-        return ledger
-    *earlier, last = ledger.draws
-    with_new = with_key(dataclasses.replace(ledger, draws=tuple(earlier)), key).draws
-    return dataclasses.replace(ledger, draws=(*with_new, last))
-
-
 def stream_of(ledger: Ledger, key: jax.Array) -> int | None:
     """Return the place of a key's record in a ledger, on the host; None if it has none."""
     digest = np.asarray(key_digest(key))
@@ -172,38 +143,76 @@ def drew(ledger: Ledger, key: jax.Array, round_: ArrayLike, place: int = -1) -> 
     return dataclasses.replace(ledger, draws=tuple(draws))
 
 
-def with_account(
+def announce(
     ledger: Ledger,
-    scheme: SamplingScheme,
-    event: PrivacyEvent,
-    places: int,
-    begins: bool = False,
+    releases: Iterable[PrivacySpend] = (),
+    sentences: Iterable[str] = (),
+    *,
+    places: int = 1,
+    stage: jax.Array | None = None,
+    stream: jax.Array | None = None,
 ) -> Ledger:
-    """Return the ledger with an account, present or new, for a sampler and a mechanism.
+    """Return the ledger with all that releases to come need; what it has stays.
 
-    Where rounds come in order, a stage that `begins` has a new one.
+    Args:
+      ledger: what was released so far.
+      releases: kinds of releases, each of which gets an account if it has none, with places for the
+        (z, p) of its entries. Those before round 1 are charged, unless they are.
+      sentences: for every report of the state.
+      places: the number of places of a new account.
+      stage: the key of a stage that begins. Accounts whose rounds come in order are closed, so that
+        a later charge marks them as overflowed, and the stage has its own.
+      stream: a key besides the state's that releases draw from.
     """
-    has_account = _place(ledger, scheme, event) is not None
-    if has_account and not (begins and in_order(scheme, event)):
-        return ledger
-    account = no_charges(scheme, event, places)
-    return dataclasses.replace(ledger, charges=(*ledger.charges, account))
+    accounts, draws = [*ledger.charges], ledger.draws
+    if stage is not None:
+        accounts, draws = [*map(_closed, accounts)], with_key(ledger, stage).draws
+    if stream is not None and stream_of(ledger, stream) is None:
+        others = dataclasses.replace(ledger, draws=draws[:-1])
+        draws = *with_key(others, stream).draws, draws[-1]
+    charged_events = {account.event for account in accounts}
+    for spend in releases:
+        scheme, event, planned, *_ = spend
+        if isinstance(event, Prepared):
+            accounts += [] if event in charged_events else [charges_of(spend)]
+            continue
+        place = _place(accounts, scheme, event)
+        if place is None or (stage is not None and in_order(scheme, event)):
+            place = len(accounts)
+            accounts.append(no_charges(scheme, event, places))
+        accounts[place] = _with_places(accounts[place], planned)
+    public = tuple(dict.fromkeys((*ledger.public, *sentences)))
+    return dataclasses.replace(ledger, charges=tuple(accounts), draws=draws, public=public)
 
 
-def with_preparations(ledger: Ledger, preparations: Iterable[Preparation]) -> Ledger:
-    """Return the ledger with the charges that it lacks of releases before round 1."""
-    events = {charges.event for charges in ledger.charges}
-    missing = [
-        charges_of(preparation)
-        for preparation in preparations
-        if spend_of(preparation).event not in events
-    ]
-    return dataclasses.replace(ledger, charges=(*ledger.charges, *missing)) if missing else ledger
+def _closed(charges: Charges) -> Charges:
+    """Return an account that takes no more rounds, if they come in order."""
+    if charges.next_round is None:
+        return charges
+    return dataclasses.replace(charges, next_round=jnp.full((), MOST_ROUNDS, jnp.int32))
 
 
-def charges_of(preparation: Preparation) -> Charges:
+def _with_places(charges: Charges, planned: Iterable[Entry]) -> Charges:
+    """Return an account with places for the (z, p) of planned rounds; on the host, if any."""
+    dtype = charges.noise_multiplier.dtype.type
+    pairs = {(dtype(e.noise_multiplier), dtype(e.sampling_rate)) for e in planned}
+    if not pairs:
+        return charges
+    z, p = np.asarray(charges.noise_multiplier), np.asarray(charges.sampling_rate)
+    used = np.asarray(charges.rounds) > 0
+    missing = len(pairs - {*zip(z[used], p[used], strict=True)}) - int(np.sum(~used))
+    if missing <= 0:
+        return charges
+    wide = {
+        name: jnp.pad(getattr(charges, name), (0, missing))
+        for name in ("noise_multiplier", "sampling_rate", "rounds")
+    }
+    return dataclasses.replace(charges, **wide)
+
+
+def charges_of(spend: PrivacySpend) -> Charges:
     """Return the account of a release before round 1."""
-    scheme, event, (entry,), *_ = spend_of(preparation)
+    scheme, event, (entry,), *_ = spend
     return charge(no_charges(scheme, event, 1), entry.noise_multiplier, entry.sampling_rate, 0)
 
 
@@ -214,27 +223,6 @@ def spend_of(preparation: Preparation) -> PrivacySpend:
     return PrivacySpend(SamplingScheme("full", m, m), Prepared(digest=digest), (entry,))
 
 
-def with_room(ledger: Ledger, planned: PrivacySpend) -> Ledger:
-    """Return the ledger with room in the account of planned releases for their (z, p)."""
-
-    def widened(charges: Charges) -> Charges:
-        z, p = np.asarray(charges.noise_multiplier), np.asarray(charges.sampling_rate)
-        used = np.asarray(charges.rounds) > 0
-        pairs = {
-            (z.dtype.type(e.noise_multiplier), p.dtype.type(e.sampling_rate))
-            for e in planned.entries
-        }
-        new_pairs = pairs - {*zip(z[used], p[used], strict=True)}
-        missing = max(0, len(new_pairs) - int(np.sum(~used)))
-        wide = {
-            name: jnp.pad(getattr(charges, name), (0, missing))
-            for name in ("noise_multiplier", "sampling_rate", "rounds")
-        }
-        return dataclasses.replace(charges, **wide) if missing else charges
-
-    return update(ledger, planned.scheme, planned.event, widened)
-
-
 def update(
     ledger: Ledger,
     scheme: SamplingScheme,
@@ -242,7 +230,7 @@ def update(
     change: Callable[[Charges], Charges],
 ) -> Ledger:
     """Return the ledger with one account changed; raise ValueError if it has no such account."""
-    place = _place(ledger, scheme, event)
+    place = _place(ledger.charges, scheme, event)
     if place is None:
         raise ValueError(
             f"the ledger has no account for {event.kind!r} releases under {scheme.kind!r} "
@@ -258,7 +246,7 @@ def current(ledger: Ledger, accounts: Iterable[Account]) -> Ledger:
 
     Earlier stages, sentences and the budget are no part of it: programs do not follow from them.
     """
-    places = [_place(ledger, scheme, event) for scheme, event in accounts]
+    places = [_place(ledger.charges, scheme, event) for scheme, event in accounts]
     charges = tuple(ledger.charges[place] for place in places if place is not None)
     return Ledger(charges, ledger.draws[-1:])
 
@@ -267,15 +255,16 @@ def rejoined(ledger: Ledger, part: Ledger) -> Ledger:
     """Return the ledger with its `current` part as rounds have changed it."""
     charges = list(ledger.charges)
     for changed in part.charges:
-        place = _place(ledger, changed.scheme, changed.event)
+        place = _place(charges, changed.scheme, changed.event)
         assert place is not None
         charges[place] = changed
     draws = *ledger.draws[:-1], *part.draws
     return dataclasses.replace(ledger, charges=tuple(charges), draws=draws)
 
 
-def _place(ledger: Ledger, scheme: SamplingScheme, event: PrivacyEvent) -> int | None:
-    kinds = [(charges.scheme, charges.event) for charges in ledger.charges]
+def _place(accounts: Sequence[Charges], scheme: SamplingScheme, event: PrivacyEvent) -> int | None:
+    """Return the place of the last account of a kind."""
+    kinds = [(charges.scheme, charges.event) for charges in accounts]
     places = [place for place, kind in enumerate(kinds) if kind == (scheme, event)]
     return places[-1] if places else None
 

@@ -24,7 +24,7 @@ from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import PhaseTimes, Segment
 from fedjaxsim.engine.processes import from_all, is_first
-from fedjaxsim.engine.state import SimulationState, with_public
+from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import missing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import SAMPLED
@@ -125,7 +125,8 @@ def execute(
     experiment, directory, rounds, begin, earlier, labels = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
-    state = with_public(experiment.init() if begin is None else begin, config.public)
+    state = experiment.init() if begin is None else begin
+    state = state.announce(sentences=config.public)
     recorded, patience, watching = _watching(stage, quiet=quiet)
     if directory is not None:
         remembering = [recorded] if patience is None else [patience, recorded]
@@ -308,7 +309,7 @@ def spent_in_all(
     """Return the ε of all stages up to a run of some rounds; inf without a guarantee."""
     before = [*experiment.simulation.prepared]
     if begin is not None:
-        before = ledger.charged(experiment.simulation.with_account(begin).privacy)
+        before = ledger.charged(experiment.simulation.announce(begin).privacy)
     return tight_epsilon([*before, experiment.planned(end=rounds)], experiment.delta)
 
 
@@ -389,7 +390,7 @@ def _guarantee(
     report = simulation.guarantee(state, experiment.delta, planned=planned, later=later)
     if released <= done:
         return report
-    state, more = simulation.with_account(state), experiment.planned(done, released)
+    state, more = simulation.announce(state), experiment.planned(done, released)
     charges = ledger.charged(state.privacy)
     place = [charge[:2] for charge in charges].index(more[:2])
     counts = collections.Counter[tuple[float, float]]()

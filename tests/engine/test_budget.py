@@ -10,7 +10,6 @@ from support import simulations
 from support.problems import compilations, read_by, same
 
 from fedjaxsim.engine.checkpoint import CheckpointFolder
-from fedjaxsim.engine.state import with_public
 from fedjaxsim.privacy import compose_reports, ledger
 from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry
@@ -65,7 +64,7 @@ def test_any_number_of_budgets_stages_and_sentences_compiles_each_program_once(s
     def end(epsilon, sentences=(), stages=1):
         state, hparams = started(sim, epsilon)
         for _ in range(stages):
-            state = sim.start_from(with_public(state, sentences), hparams)
+            state = sim.start_from(state.announce(sentences=sentences), hparams)
             state, _ = sim.run(state, hparams, 2)
         return int(state.privacy.charges[0].rounds.sum()), float(sim.epsilon(state, DELTA))
 

@@ -12,7 +12,6 @@ from support.problems import after, classification, compilations, read_by, simul
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.knnper import knnper
-from fedjaxsim.engine.state import with_public
 from fedjaxsim.models import linear
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.tasks import softmax, squared
@@ -66,7 +65,7 @@ def test_a_linear_model_says_its_products(shared_pmtl, shared_fedavg, name):
     np.testing.assert_array_equal(said["client"], owners(population))
     np.testing.assert_array_equal(said["row"], population.source_row)
     with compilations() as programs:  # nothing is compiled again, whatever reports name
-        other = with_public(state, ["a sentence from a callback"])
+        other = state.announce(sentences=["a sentence from a callback"])
         sim.predict(other, hparams)
         sim.models(other, hparams)
     assert not programs

@@ -18,7 +18,7 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.ppsgd import ppsgd
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.minibatches import Minibatches
-from fedjaxsim.engine.state import PARTS, SimulationState, with_public
+from fedjaxsim.engine.state import PARTS, SimulationState
 from fedjaxsim.factories import import_factory, settings_of
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.mechanisms import gaussian
@@ -174,7 +174,8 @@ def test_later_stages_and_sentences_compile_nothing(ended):
     sim, state = ended[pmtl]
     first = going_on(sim, sim.start_from(state, given(sim)), 1)
     with compilations() as programs:
-        second = with_public(sim.start_from(first, given(sim)), ["a sentence of a callback"])
+        second = sim.start_from(first, given(sim))
+        second = second.announce(sentences=["a sentence of a callback"])
         second = going_on(sim, second, 1)
     assert not programs
     local_sim, before = ended[local]

@@ -1,6 +1,9 @@
 """Laws of the ledger: exact counts under jit, scan and vmap, and derivatives of what it holds."""
 
 import dataclasses
+import functools
+from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjaxsim.data.columns import Preparation
 from fedjaxsim.privacy import ledger as ledgers
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
@@ -131,10 +135,10 @@ def test_a_ledger_keeps_an_account_for_every_sampler_and_mechanism():
     fixed = SamplingScheme("fixed", 100, 10)
     ledger = ledgers.Ledger((empty(1),))
     once = ledgers.update(ledger, POISSON, GAUSSIAN, lambda c: charge(c, 2.0, 0.5, 0))
-    assert ledgers.with_account(once, POISSON, GAUSSIAN, 3) is once
+    assert len(ledgers.announce(once, [PrivacySpend(POISSON, GAUSSIAN, ())]).charges) == 1
     with pytest.raises(ValueError, match=r"'gaussian'.*'fixed'"):
         ledgers.update(once, fixed, GAUSSIAN, lambda c: c)
-    both = ledgers.with_account(once, fixed, GAUSSIAN, 2)
+    both = ledgers.announce(once, [PrivacySpend(fixed, GAUSSIAN, ())], places=2)
     both = ledgers.update(both, fixed, GAUSSIAN, lambda c: charge(c, 1.0, 0.1, 1))
     key = jax.random.key(0)
     drew = ledgers.drew(ledgers.with_key(both, key), key, jnp.int32(0))
@@ -152,7 +156,7 @@ def test_room_is_made_for_noise_that_is_to_come_and_has_no_place_yet():
 
     def places(noise, rate):
         planned = tuple(Entry(z, rate, 1) for z in noise)
-        wide = ledgers.with_room(ledger, PrivacySpend(POISSON, GAUSSIAN, planned))
+        wide = ledgers.announce(ledger, [PrivacySpend(POISSON, GAUSSIAN, planned)])
         assert entries(wide.charges[0]) == entries(ledger.charges[0])
         return len(wide.charges[0].rounds)
 
@@ -160,3 +164,53 @@ def test_room_is_made_for_noise_that_is_to_come_and_has_no_place_yet():
     assert places([3.0], 0.5) == 3
     assert places([1.0, 3.0, 4.0, 5.0], 0.5) == 5
     assert places([1.0, 2.0], 0.25) == 4  # at another rate they are other entries
+
+
+GROUPS = SamplingScheme("groups", 100, 10, groups=10)
+PREPARED = ledgers.spend_of(Preparation("a digest", 100, 2.0))
+KEYS = jax.random.split(jax.random.key(0), 12)
+ANNOUNCED = st.one_of(
+    st.tuples(st.sampled_from([POISSON, GROUPS]), st.sampled_from([1.0, 2.0])),
+    st.sampled_from(["a sentence", "another", "stage", 10, 11]),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(ANNOUNCED, max_size=8))
+def test_no_charge_sentence_key_or_stage_is_lost_whatever_is_announced(steps):
+    ledger = ledgers.announce(ledgers.with_key(ledgers.Ledger(()), KEYS[0]), [PREPARED])
+    expected, sentences, keys = Counter({(PREPARED[0], 2.0): 1}), set(), [0]
+    stage = in_stage = 0
+    for step in steps:
+        if step == "stage":
+            stage, in_stage = stage + 1, 0
+            kinds = [PrivacySpend(scheme, GAUSSIAN, ()) for scheme in (POISSON, GROUPS)]
+            ledger = ledgers.announce(ledger, [PREPARED, *kinds], stage=KEYS[stage])
+            keys.append(stage)
+        elif isinstance(step, str):
+            ledger = ledgers.announce(ledger, sentences=[step])
+            sentences.add(step)
+        elif isinstance(step, int):
+            ledger = ledgers.announce(ledger, stream=KEYS[step])
+            keys += [] if step in keys else [step]
+        else:
+            scheme, z = step
+            spend = PrivacySpend(scheme, GAUSSIAN, (Entry(z, 0.5, 1),))
+            ledger = ledgers.announce(ledger, [PREPARED, spend])
+            enter = functools.partial(
+                compiled, noise_multiplier=z, sampling_rate=0.5, round_=in_stage
+            )
+            ledger = ledgers.update(ledger, scheme, GAUSSIAN, enter)
+            in_stage += scheme is GROUPS  # whose rounds come in order
+            expected[scheme, z] += 1
+    counts = Counter[Any]()
+    for account in ledger.charges:
+        assert not account.overflowed
+        for z, _, rounds in entries(account):
+            counts[account.scheme, z] += rounds
+    assert counts == expected
+    assert {*ledger.public} == sentences
+    digests = [ledgers.hex_digest(draws.digest) for draws in ledger.draws]
+    assert sorted(digests) == sorted(ledgers.hex_digest(ledgers.key_digest(KEYS[k])) for k in keys)
+    assert digests[-1] == ledgers.hex_digest(ledgers.key_digest(KEYS[stage]))
+    assert not any(bool(draws.repeated) for draws in ledger.draws)

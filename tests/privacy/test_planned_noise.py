@@ -130,7 +130,7 @@ def test_planned_noise_that_varies_has_room_in_the_ledger():
     """Twelve different noise multipliers of one's own, with hyperparameters of one."""
     sim = simulation("less and less")
     hparams = settings(sim)
-    state = sim.with_room(sim.init(0, hparams), hparams, 12)
+    state = sim.announce(sim.init(0, hparams), hparams, 12)
     assert len(state.privacy.charges[0].rounds) >= 12
 
 
