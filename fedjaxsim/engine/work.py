@@ -260,7 +260,7 @@ def map_clients(
     # Nobody waits if no rows are read, as for the models that clients predict with.
     if plan.scans or not (sort and rows.fields):
         return jax.lax.map(lambda args: function(*args), (store, ids), batch_size=size)
-    if backend.platform() != "cpu" and plan.chunk_size >= ids.shape[0]:
+    if not plan.on_cpu and plan.chunk_size >= ids.shape[0]:
         # All clients are one batch in any order; a gather would copy the store.
         return jax.vmap(function)(store, ids)
     order = _order_of(-rows.counts(ids) // PASS_SIZE)  # batches, the most first
