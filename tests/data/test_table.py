@@ -440,6 +440,13 @@ def test_rows_with_missing_values_are_left_out_and_counted(tmp_path):
     np.testing.assert_array_equal(found.fields["x"][:, 0], complete.age)
     np.testing.assert_array_equal(found.source_row, complete.index)
     assert found.public == ()
+    with pytest.warns(UserWarning, match="1 of 5 rows"):
+        by_day = from_dataframe(
+            frame.assign(day=[5, 4, 3, 2, 1]),
+            client="who", target="y", drop=["note", "day"], time="day", drop_missing=True,
+        )  # fmt: skip
+    np.testing.assert_array_equal(by_day.fields["x"][:, 0], [1, 5, 4, 3])
+    np.testing.assert_array_equal(by_day.source_row, [0, 4, 3, 2])
     with pytest.warns(UserWarning, match="2 of 5 rows"):
         alone = from_dataframe(
             frame.assign(age=frame.age.where(frame.who == 2)),

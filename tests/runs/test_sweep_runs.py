@@ -1,10 +1,13 @@
 import itertools
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tomli_w
 
+from fedjaxsim.runs import sweeping
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.sweep_runs import (
     Search,
@@ -223,6 +226,18 @@ def test_the_best_is_taken_over_the_learning_rate_or_the_keys_asked_for():
     assert expand_sweep({}, [one], options).best_over == ("target_epsilon", "lam")
     del one["learning_rate"]
     assert expand_sweep({}, [one]).best_over == ()
+
+
+def test_a_gigabyte_for_runs_has_a_thousand_million_bytes(monkeypatch):
+    # Three runs of 530 MB fit into 2 · 10⁹ bytes, and four into 2 · 2³⁰.
+    monkeypatch.setattr(sweeping, "bytes_per_run", lambda *_: 530_000_000)
+    monkeypatch.setattr(sweeping, "varying", lambda _: None)
+    batch = SimpleNamespace(with_runs=lambda *_: None)
+    monkeypatch.setattr(sweeping, "SimulationBatch", lambda *_, **__: batch)
+    plan: Any = SimpleNamespace(options=SweepOptions(memory=2.0))
+    experiment: Any = SimpleNamespace(hparams=None, simulation=None)
+    chunks = sweeping._chunks(plan, [dict.fromkeys(range(7), experiment)], set(), None)
+    assert [len(chunk.runs) for chunk in chunks] == [3, 2, 2]
 
 
 def test_what_was_asked_for_can_be_asked_for_again(tmp_path):
