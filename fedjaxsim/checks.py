@@ -80,8 +80,9 @@ def one_of(allowed: Iterable[Any], /, **values: Any) -> None:
 
 def did_you_mean(word: str, names: Iterable[Any], cutoff: float = 0.6) -> str:
     """Return the end of a message with the nearest name; "" if none is near."""
-    near = difflib.get_close_matches(word, sorted(map(str, names)), n=1, cutoff=cutoff)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    spellings = {name.lower(): name for name in sorted(map(str, names), reverse=True)}
+    near = difflib.get_close_matches(word.lower(), sorted(spellings), n=1, cutoff=cutoff)
+    return f" (did you mean {spellings[near[0]]!r}?)" if near else ""
 
 
 def described(value: Any) -> str:

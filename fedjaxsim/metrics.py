@@ -98,6 +98,7 @@ def resolve_metrics(
         would have one name, or if the task lacks the metric `judged_by`.
     """
     if judged_by is not None:
+        judged_by = named_metric(judged_by, names)
         checks.one_of(names, metric=judged_by)
     for name, record in stated.items():
         if not isinstance(record, Metric):

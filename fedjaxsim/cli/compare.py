@@ -53,7 +53,7 @@ def compare(
     if out is not None:
         from fedjaxsim.report.plots import FORMATS, check_path
 
-        check_path(out, (*FORMATS, PAGE, ".tex", ".csv"))
+        check_path(out, (*FORMATS, PAGE, ".tex", ".csv"), "out")
     with doing("reading the runs", quiet=json):
         comparison, written = read(runs, metric, all_runs=all_runs), b""
         _ = comparison.means, comparison.sentences, comparison.drawn_twice

@@ -32,7 +32,9 @@ def data(
     changed = settings.given()
     if other := sorted(changed.keys() - settings.data_settings()):
         raise ValueError(f"{flag(other[0])} has no effect on data")
-    if what == "convert" and (out is None or out.exists()):
+    if what == "convert" and out is None:
+        raise ValueError("fedjaxsim data convert needs --out")
+    if what == "convert" and out is not None and out.exists():
         raise ValueError(f"out must be a new folder to convert into, got {out}")
     if what == "show" and out is not None:
         raise ValueError(f"out is for data convert, got {out}")
@@ -47,9 +49,12 @@ def data(
     )
     from fedjaxsim.data.tables.readers import DataSpec
     from fedjaxsim.data.transforms import ranges_of
+    from fedjaxsim.report.files import check_place
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.assemble import population_of
 
+    if out is not None:
+        check_place(out, "population")
     spec, ranges, columns = DataSpec(settings.data), ranges_of(settings.get("range", ())), None
     try:
         with doing(f"reading {settings.data}", quiet=json):

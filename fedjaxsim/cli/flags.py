@@ -146,6 +146,8 @@ def split(
         if equals:
             flags[name] = CommandLineText(before + value)
         elif name in settings and settings[name].hint is bool:
+            if left and left[0].lower() in ("true", "false", "yes", "no"):
+                raise ValueError(f"{word} takes no value: leave out {left[0]!r}")
             flags[name] = True
         elif name not in settings and negated is not None and negated.hint is bool:
             flags[negated.name] = False

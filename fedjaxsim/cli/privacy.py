@@ -73,7 +73,7 @@ def privacy(
     if plot is not None:
         from fedjaxsim.report.plots import check_path
 
-        check_path(plot)
+        check_path(plot, name="plot")
     if verify:
         require("verify")
     plan: dict[str, Any] = {"noise_multiplier": noise_multiplier, "rounds": rounds}

@@ -48,6 +48,8 @@ _FILES = {
 }  # fmt: skip
 COMMANDS = {name: f"fedjaxsim.cli.{file}:{name}" for file, of in _FILES.items() for name in of}
 """The functions of commands, as "module:function"; see `flags`."""
+_MANY = 4
+"""As many commands are not listed in a message."""
 
 
 class Call(NamedTuple):
@@ -81,14 +83,25 @@ def parse(arguments: Sequence[str]) -> Call:
         return Call(command, command.arguments(flags, other_words) | {"axes": axes})
     flags, other_words = split(words, command.flags)
     for name in flags.keys() - command.flags:
-        if command.name == "resume" and (name in static_keys() or name in readers()):
-            raise ValueError(
-                f"{flag(name)} is a setting of the run, which resume keeps: run --from DIR goes on "
-                "with another"
-            )
+        _refuse_flag_of_others(name, command)
+        if name in static_keys() or name in readers():
+            of_run = f"{flag(name)} is a setting of the run, which {command.name}"
+            if command.name == "resume":
+                raise ValueError(f"{of_run} keeps: run --from DIR goes on with another")
+            raise ValueError(f"{of_run} does not change")
         reason = unknown(name, command.flags, "flag")
         raise ValueError(f"{reason}; see fedjaxsim {command.name} --help")
     return Call(command, command.arguments(flags, other_words))
+
+
+def _refuse_flag_of_others(name: str, command: Command) -> None:
+    """Refuse a flag that other commands have, and that is no setting of runs."""
+    commands = [
+        other for other, path in COMMANDS.items() if name in Command.find(other, path).flags
+    ]
+    if commands and name not in static_keys() and name not in readers():
+        others = " and ".join(commands) if len(commands) < _MANY else "other commands"
+        raise ValueError(f"{flag(name)} is a flag of {others}, not of {command.name}")
 
 
 def _command(arguments: Sequence[str]) -> Command:
@@ -113,6 +126,10 @@ def _settings(
     flags, other_words = split(words, table_of(settings).keys | command.flags)
     own_flags = {name: value for name, value in flags.items() if name in command.flags}
     asked = {name: value for name, value in flags.items() if name not in own_flags}
+    for name in asked.keys() - table_of(settings).keys - readers().keys():
+        if name not in OUTPUT and name not in command.ignored:
+            _refuse_flag_of_others(name, command)
+            raise ValueError(unknown(name, [*static_keys(), *readers(), *command.flags]))
     earlier = Path(own_flags["from"]) if "from" in own_flags else None
     ignored = dict.fromkeys((*command.ignored, *OUTPUT), f"has no effect on {command.name}")
     config = layered_config(asked, Layer(raw, path, "noted"), earlier, ignored)
@@ -139,6 +156,7 @@ def _axes(
         if name in own_flags:
             continue
         if name not in keys:
+            _refuse_flag_of_others(name, command)
             first = {role: names[0] for role, names in parts.items()}
             left = unread([name], table_of({**file.base, **first}), [*keys, *command.flags])
             raise ValueError(f"no run reads what is set: {left[0]}")

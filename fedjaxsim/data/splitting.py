@@ -179,7 +179,10 @@ def check_fractions(validation: float, test: float) -> None:
     """Check that both are in [0, 1) and leave some rows to train on."""
     checks.in_range("[0, 1)", validation=validation, test=test)
     if validation + test >= 1:
-        raise ValueError(f"validation + test must be less than 1, got {validation} + {test}")
+        raise ValueError(
+            "the fractions for validation and testing must be less than 1 together, got "
+            f"{validation} + {test}"
+        )
 
 
 def _rounded(rows: np.ndarray) -> np.ndarray:

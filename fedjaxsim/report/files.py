@@ -21,6 +21,23 @@ SEVERAL_RUNS = "folder of several runs"
 """What `run --seeds` makes: a folder `seed-N` for each run."""
 
 
+def not_a_run(path: Path, file: str) -> FileNotFoundError:
+    """Return the error for a path where a `file` of a run is missing: it tells what is there."""
+    if path.is_file():
+        return FileNotFoundError(f"{path} is a file: give the directory of a run")
+    if not path.is_dir():
+        return FileNotFoundError(f"no directory {path}")
+    for name, kind in KINDS.items():
+        if kind != "run" and (path / name).exists():
+            return FileNotFoundError(
+                f"{path} holds a {kind}, where the directory of a run is asked"
+            )
+    runs = sorted(config.parent for config in path.glob("*/config.toml"))
+    if runs:
+        return FileNotFoundError(f"{path} holds several runs: give one of them, as {runs[0]}")
+    return FileNotFoundError(f"{path} holds no {file}: not a run, or not a finished one")
+
+
 def check_place(path: Path, kind: str) -> None:
     """Check that a path for results of a `kind` is no file, nor a folder with another kind."""
     file = next((part for part in (path, *path.parents) if part.is_file()), None)

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedjaxsim import store
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.extras import importing
 
 with importing("plots"):
@@ -72,12 +73,13 @@ def marked_points(count: int, place: int) -> list[int]:
     return sorted({*range(first, count - step // 2, step), count - 1}) if count else []
 
 
-def check_path(path: Path, formats: Sequence[str] = FORMATS) -> None:
+def check_path(path: Path, formats: Sequence[str] = FORMATS, name: str = "path") -> None:
     """Check that `path` has an ending of `formats` and a folder; raise ValueError if not."""
     if path.suffix not in formats:
-        raise ValueError(f"a figure must be a {', '.join(formats)} file, got {path}")
+        *others, last = formats
+        raise SettingError(Name(name), f" must end in {', '.join(others)} or {last}, got {path}")
     if not path.parent.is_dir():
-        raise ValueError(f"the folder of a figure must exist, got {path}")
+        raise SettingError(Name(name), f" must be in a folder that exists, got {path}")
 
 
 def save(figure: Figure, path: Path) -> None:

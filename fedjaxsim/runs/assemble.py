@@ -13,6 +13,7 @@ import optax
 from fedjaxsim import tasks
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.algorithms import optimizers
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import hold_out, limit_training_rows, with_held_out
@@ -37,6 +38,7 @@ from fedjaxsim.runs.baseline import RARE, rare_class
 from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, is_user_code, run_user_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
+from fedjaxsim.tasks.named_metrics import is_named
 from fedjaxsim.tasks.regressions import EXPOSURE
 from fedjaxsim.tasks.task import Task, known_regression
 
@@ -252,8 +254,12 @@ def _task(config: RunConfig, population: Population) -> Task:
         task = _judged_by_loss(task, name)
     if named := config.get("metrics"):
         task = tasks.with_metrics(task, named)
-    if config.judged_by is not None:
-        task = task._replace(judged_by=config.judged_by)
+    if config.metric is not None:
+        if is_named(config.metric) and config.metric not in (named or ()) and config.loss in LOSSES:
+            raise SettingError(
+                Name("metric"), f" {config.metric} needs ", Name("metrics"), f" {config.metric}"
+            )
+        task = task._replace(judged_by=config.metric)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
 

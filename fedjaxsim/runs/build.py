@@ -145,7 +145,7 @@ class Experiment:
         measured = self._measured()
         of_clients = {*measured.sums, *measured.values}
         first = next(name for name in self.metrics if name in of_clients)
-        return self.config.judged_by or first
+        return self.config.judged_by(of_clients) or first
 
     def _measured(self) -> ClientMetrics:
         """Return the shapes of the metrics that evaluations compute."""

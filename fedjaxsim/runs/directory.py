@@ -31,7 +31,7 @@ from fedjaxsim.divergence import Record, failures
 from fedjaxsim.metrics import METRICS as PACKAGE_METRICS
 from fedjaxsim.metrics import MetricRecords, metrics_from_tables
 from fedjaxsim.privacy import entries
-from fedjaxsim.report.files import make_directory, parse_json, read_json, write_tables
+from fedjaxsim.report.files import make_directory, not_a_run, parse_json, read_json, write_tables
 from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.public import PUBLIC
@@ -152,9 +152,7 @@ class RunDirectory:
 
     def missing(self, name: str) -> FileNotFoundError:
         """Return the error for a file that the directory does not hold."""
-        if not self.path.is_dir():
-            return FileNotFoundError(f"no directory {self.path}")
-        return FileNotFoundError(f"{self.path} holds no {name}: not a run, or not a finished one")
+        return not_a_run(self.path, name)
 
 
 def named(paths: Iterable[Path]) -> dict[str, RunDirectory]:

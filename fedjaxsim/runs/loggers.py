@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjaxsim import store
+from fedjaxsim import checks, store
 from fedjaxsim.divergence import Record
 from fedjaxsim.runs.parts import check_takes, find_user_code, is_user_code
 
@@ -91,7 +91,9 @@ def find_logger(name: str) -> Factory:
         check_takes("logger", name, factory, {}, Path())
         return factory
     if name not in LOGGERS:
-        raise ValueError(f"logger must be {', '.join(LOGGERS)} or MODULE:FACTORY, got {name!r}")
+        hint = checks.did_you_mean(name, LOGGERS)
+        allowed = f"{', '.join(LOGGERS)} or MODULE:FACTORY"
+        raise ValueError(f"logger must be {allowed}, got {name!r}{hint}")
     factory, packages = LOGGERS[name]
     if not any(all(map(_is_there, needed)) for needed in packages):
         raise ValueError(f"logger {name} needs a package: pip install {packages[0][0]}")

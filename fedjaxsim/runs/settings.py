@@ -150,7 +150,7 @@ RUN = (
     Setting(
         "patience", int, None,
         "Evaluations without a better validation metric before a stop; no ε covers that.",
-        shown="all rounds", least=1, unread_by=(*_MEASURING, "sweep"),
+        shown="all rounds", least=1, unread_by=_OF_SINGLE_RUNS,
     ),
     Setting(
         "audit_canaries", int, None,
@@ -212,10 +212,11 @@ GROUPS = {
         "data", lambda part, *_: part.name != "synthetic-stream",
         Setting(
             "test_fraction", float, None, "Fraction of each client's rows for testing.",
-            shown="the data's test rows, or 0.2",
+            shown="the data's test rows, or 0.2", least=0, most=1,
         ),
         Setting(
-            "validation_fraction", float, 0.0, "Fraction of each client's rows for validation."
+            "validation_fraction", float, 0.0, "Fraction of each client's rows for validation.",
+            least=0, most=1,
         ),
         Setting(
             "split_by", Literal["random", "time"], None,
@@ -226,7 +227,7 @@ GROUPS = {
         Setting(
             "train_rows", int, None,
             "Training rows of a client at most: random ones, the others are left out.",
-            shown="all of them", most=_INT32,
+            shown="all of them", least=1, most=_INT32,
         ),
         Setting(
             "max_rows", int, None,
@@ -241,7 +242,7 @@ GROUPS = {
         Setting(
             "scale_noise", float, None,
             "z of private ranges, charged as one round of all clients.",
-            shown="the most that m clients allow",
+            shown="the most that m clients allow", least=SMALLEST_NOISE, most=LARGEST_NOISE,
         ),
         Setting(
             "range", tuple[str, ...], (),
@@ -257,25 +258,25 @@ GROUPS = {
         Setting(
             "local_steps", int, None,
             "E, minibatches with replacement per round; instead of epochs (PP-SGD: 1).",
-            shown="local epochs", most=_MILLION,
+            shown="local epochs", least=1, most=_MILLION,
         ),
         Setting(
             "passes", int, None,
             "Passes over a client's rows in the whole run; after the last one it trains no more.",
-            shown="no limit", most=_MILLION, of_releases=True,
+            shown="no limit", least=1, most=_MILLION, of_releases=True,
         ),
         Setting(
             "local_epochs", int, None, "E, passes over a client's rows per round.",
-            shown="1", most=_MILLION,
+            shown="1", least=1, most=_MILLION,
         ),
-        Setting("batch_size", int, 10, "b, rows in a minibatch.", most=_MILLION),
+        Setting("batch_size", int, 10, "b, rows in a minibatch.", least=1, most=_MILLION),
     ),
     "examples": _group(
         "algorithm", _has_minibatches,
         Setting(
             "example_epsilon", float, None,
             "Largest per-example ε over all rounds; noise goes into gradients.",
-            shown="no such protection",
+            shown="no such protection", least=1e-6, most=1e6,
         ),
         Setting(
             "example_noise_multiplier", float, None,
@@ -472,10 +473,11 @@ class RunConfig(SettingsTable):
         """The name of the loss; `get` returns None if it is not chosen."""
         return self.values["loss"] or str(ROLES["loss"].default)
 
-    @property
-    def judged_by(self) -> str | None:
-        """The name of the metric by which runs are judged; None for the task's own choice."""
-        return None if self.metric is None else self.metric.replace("-", "_")
+    def judged_by(self, names: Collection[str]) -> str | None:
+        """Return the metric among `names` that judges runs; None for the task's own choice."""
+        from fedjaxsim.metrics import named_metric  # late: help needs no metrics
+
+        return None if self.metric is None else named_metric(self.metric, names)
 
     @property
     def data_seed(self) -> int:
@@ -769,4 +771,7 @@ def readers() -> Mapping[str, Mapping[str, list[str]]]:
         ]
         for name in dict.fromkeys([*part.settings, *(r.name for r in records), *grouped]):
             by_name.setdefault(name, {}).setdefault(part.role, []).append(part.name)
+    for group in GROUPS.values():  # those that users' parts alone add
+        for setting in group.keys:
+            by_name.setdefault(setting.name, {group.role: ["MODULE:FACTORY"]})
     return by_name

@@ -14,8 +14,12 @@ from fedjaxsim.runs.settings import Layer, RunConfig, layered, static_keys
 CONFIG = "config.toml"
 """The settings of a run in its directory."""
 OUTPUT = dict.fromkeys(
-    ("out", "overwrite", "quiet", "no_client_table"), "belongs on the command line, not in a file"
-)
+    (
+        "out", "overwrite", "quiet", "no_client_table", "from", "seeds", "name", "tags", "logger",
+        "explain", "checkpoint_every", "profile", "devices", "processes", "process", "coordinator",
+    ),
+    "belongs on the command line, not in a file",
+)  # fmt: skip
 """Flags of commands that write results, with the reason why files refuse them."""
 RECORDS = ("resolved", "versions", "stages", "known_as")
 """Tables that a run adds to the configuration it writes; reading one back ignores them."""
@@ -82,6 +86,10 @@ def content(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file, as {path / CONFIG}")
     if not path.is_file():
+        if path.name == CONFIG:
+            from fedjaxsim.report.files import not_a_run  # late, as it imports numpy
+
+            raise not_a_run(path.parent, CONFIG)
         raise FileNotFoundError(f"no configuration file {path}")
     return read_tables(path, "is not a TOML file")
 

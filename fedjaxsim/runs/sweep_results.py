@@ -229,6 +229,8 @@ class SweepDirectory:
 
 def read_results(path: Path) -> pa.Table:
     """Read the evaluations of finished runs, by run and round."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: no run of it has ended")
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             table, expected = file.read(use_threads=False), file.metadata.num_rows
@@ -348,8 +350,9 @@ def best_runs(
 
     They are all runs if nothing is chosen, or if the metric that is `asked` has no direction.
     """
-    name = asked or sweep.runs[0].judged_by or next(iter(metrics_of(runs)))
-    if not sweep.best_over or find_metric(name, metrics_of(runs)).larger_is_better is None:
+    records = metrics_of(runs)
+    name = asked or sweep.runs[0].judged_by(records) or next(iter(records))
+    if not sweep.best_over or find_metric(name, records).larger_is_better is None:
         return list(runs), sweep.choice
     best = best_of(sweep, runs, asked)
     chosen = [
@@ -363,7 +366,7 @@ def best_runs(
 
 def best_of(sweep: SweepRuns, runs: Sequence[Run], asked: str | None = None) -> Best:
     """Return the best final values of the runs of a sweep, by a metric."""
-    asked = asked or sweep.runs[0].judged_by
+    asked = asked or sweep.runs[0].judged_by(metrics_of(runs))
     metric = default_metric(runs) if asked is None else f"test_{asked}"
     keys = [name for name in sweep.columns if name != "seed"]
     row_keys = [key for key in keys if key not in sweep.best_over]

@@ -21,13 +21,15 @@ from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import ROLES, absolute
-from fedjaxsim.runs.seeds import SECRET, SeedSetting
+from fedjaxsim.runs.seeds import SECRET, SecretSeed, SeedSetting
 from fedjaxsim.runs.settings import (
     Layer,
     RunConfig,
     displaced,
     excluded,
     layered,
+    readers,
+    static_keys,
     table_of,
     unread,
 )
@@ -44,6 +46,7 @@ from fedjaxsim.runs.sweep_files import (
     read_file,
 )
 
+_SECRET = "seed secret is for a run to publish: a sweep's runs share their seeds"
 _LISTED = 16
 """Most values of a list that results hold; of a longer one they name its ends and a digest."""
 _STATIC = ("sampling_rate",)
@@ -185,7 +188,7 @@ def expand_sweep(
     keys = tuple(dict.fromkeys(key for table in tables for key in table))
     options.validate(keys)
     if SECRET in (base.get("seed"), *(seed for table in tables for seed in table.get("seed", ()))):
-        raise ValueError("seed secret is for a run to publish: a sweep's runs share their seeds")
+        raise ValueError(_SECRET)
     count = sum(math.prod(map(len, table.values())) for table in tables)
     if count > MOST_RUNS:
         raise ValueError(f"a sweep has at most {MOST_RUNS:,} runs, and its tables have {count:,}")
@@ -317,7 +320,10 @@ class Search:
             key for key in self.keys if not any(key in candidate.point for candidate in candidates)
         }
         if unread:
-            raise ValueError(f"no run reads {flag(min(unread))}, which [search] names")
+            name = min(unread)
+            names = {*readers(), *static_keys()}
+            hint = "" if name in names else checks.did_you_mean(flag(name), map(flag, names))
+            raise ValueError(f"no run reads {flag(name)}, which [search] names{hint}")
         return tuple(candidates)
 
     def _points(self, run: RunConfig, box: Axes) -> list[dict[str, Any]]:
@@ -416,6 +422,8 @@ def read_plan(
     if seeds is not None:
         checks.count(1, MOST_RUNS, seeds=seeds)
         first = changes.get("seed", file.base.get("seed", 0))
+        if first == SECRET or isinstance(first, SecretSeed):
+            raise ValueError("seeds and seed secret exclude each other")
         if not isinstance(first, int):
             raise ValueError(f"seeds begin at a seed, a whole number, got {first!r}")
         changes = {**changes, "seed": list(range(first, first + seeds))}
@@ -424,6 +432,8 @@ def read_plan(
         if not any(file.tables):
             example = "as in --lam 0.1,1 or --seeds 3"
             raise ValueError(f"a sweep needs an axis, a flag with a list or seeds, {example}")
+        if isinstance(file.base.get("seed"), SecretSeed) and not secret:
+            raise ValueError(_SECRET)
         if secret and file.base.get("seed") == SECRET:
             drawn = SeedSetting("seed", int).convert(SECRET)
             file = file._replace(base={**file.base, "seed": drawn})
@@ -439,8 +449,10 @@ def _search(file: SweepFile) -> Search:
     common, boxes = file.search, file.boxes
     if not isinstance(common, dict) or not all(isinstance(box, dict) for box in boxes):
         raise ValueError("search must be a table [search], and in a [[sweep]] table {…}")
+    common, seeds = dict(common), common.get("seeds")
+    common.pop("seeds", None)  # as a setting of a file it is refused
     common_entries = dict(entries(common, REFUSED, "[search]: "))
-    points, seeds = common_entries.pop("points", None), common_entries.pop("seeds", None)
+    points = common_entries.pop("points", None)
     if points is not None:
         points = Setting("points", int, least=1).convert(points, "points in [search]")
     if not isinstance(seeds, list) or not seeds:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjaxsim import checks
 from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.metrics import Metric
@@ -66,8 +67,12 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
             records[name] = _pooled(f"top-{number} accuracy", larger_is_better=True)
             continue
         if name not in RECORDS:
-            allowed = ", ".join([*(metric.replace("_", "-") for metric in RECORDS), "top-5"])
-            raise ValueError(f"metrics must be among {allowed}, got {name.replace('_', '-')!r}")
+            allowed = [*(metric.replace("_", "-") for metric in RECORDS), "top-5"]
+            spelled = name.replace("_", "-")
+            hint = checks.did_you_mean(spelled, allowed)
+            if name in ("accuracy", "loss"):
+                hint = ", which is there without asking"
+            raise ValueError(f"metrics must be among {', '.join(allowed)}, got {spelled!r}{hint}")
         if name in ("ece", "log_loss") and not classes.probabilistic:
             raise ValueError(
                 f"{name.replace('_', '-')} needs probabilities, which one-vs-all lacks"
@@ -95,6 +100,11 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
         records=records,
         on_model=again and (lambda model: with_metrics(again(model), names)),
     )
+
+
+def is_named(name: str) -> bool:
+    """Return whether `with_metrics` may add a metric of this name."""
+    return name.replace("-", "_") in RECORDS or name.startswith("top-")
 
 
 def _check_k(k: int, number: int) -> None:

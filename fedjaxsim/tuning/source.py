@@ -107,11 +107,13 @@ def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple
     records = task.metric_records(names)
     smooth = sorted(name for name in names if records[name].smooth)
     down = [name for name in smooth if records[name].larger_is_better is False]
-    asked = named_metric(asked, names) if asked else None
-    metric = asked or ("loss" if "loss" in down else next(iter(down), "loss"))
+    asked = None if asked is None else named_metric(asked, names)
+    metric = asked
+    if metric is None:
+        metric = "loss" if "loss" in down else next(iter(down), "loss")
     if metric not in smooth:
         why = "must have a derivative to be tuned by, which steps such as accuracy lack"
-        raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {metric}")
+        raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {metric!r}")
     require_direction(metric, records)
     return metric, records[metric]
 

@@ -29,6 +29,22 @@ from fedjaxsim.runs import build
         ("run --mu 1", "mu has no effect with algorithm pmtl, only with fedprox"),
         ("run --lamm 1", "unknown setting 'lamm' (did you mean 'lam'?)"),
         ("resume r --lam 1", "lam is a setting of the run, which resume keeps"),
+        ("evaluate r --lam 1", "lam is a setting of the run, which evaluate does not change"),
+        ("sweep --lam 1,2 --name a --out s", "name is a flag of run, not of sweep"),
+        ("bench --device h100", "device is a flag of plan, not of bench"),
+        ("ls --quiet", "quiet is a flag of other commands, not of ls"),
+        ("run --quite", "unknown setting 'quite' (did you mean 'quiet'?)"),
+        ("run --outputs 3", "outputs has no effect with loss softmax, only with MODULE:FACTORY"),
+        ("run --overwrite false --out r", "--overwrite takes no value: leave out 'false'"),
+        ("run --train-rows 0", "train-rows must be at least 1, got 0"),
+        ("run --metric f1", "metric f1 needs metrics f1"),
+        ("run --metrics F1", "got 'F1' (did you mean 'f1'?)"),
+        ("run --logger wandbb --out r", "got 'wandbb' (did you mean 'wandb'?)"),
+        ("sweep --seeds 2 --seed secret --out s", "seeds and seed secret exclude each other"),
+        ("sweep --lam 1,2 --seed secret --out s", "seed secret is for a run to publish"),
+        ("run --from a --out r", "a holds a tuning, where the directory of a run is asked"),
+        ("resume .", ". holds several runs: give one of them, as two"),
+        ("run b.toml", "b.toml: seeds belongs on the command line, not in a file"),
         ("resume r --roundz 1", "unknown flag 'roundz' (did you mean 'rounds'?)"),
         ("run --algorithm", "--algorithm needs a value"),
         ("run --sampling fixed", "cohort must be given: "),
@@ -56,7 +72,7 @@ from fedjaxsim.runs import build
         ("compare absent --over seconds --out a.tex", "over seconds is an axis of a figure"),
         ("compare absent --speed 1", "set the clock of --over seconds"),
         ("run --over bytes", "over has no effect without out"),
-        ("compare absent --out a.gif", ".svg, .html, .tex, .csv file, got a.gif"),
+        ("compare absent --out a.gif", "out must end in .png, .pdf, .svg, .html, .tex or .csv"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_is_wrong_and_what_is_allowed(
@@ -66,6 +82,9 @@ def test_a_refusal_says_what_is_wrong_and_what_is_allowed(
     (tmp_path / "tracker.py").write_text("def f(settings): pass\n")
     (tmp_path / "a").mkdir()
     (tmp_path / "a/path.json").touch()
+    (tmp_path / "b.toml").write_text("seeds = 3\n")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two/config.toml").touch()
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert sentence in refused(command)
 

@@ -204,6 +204,8 @@ Rows = tuple[list[Path], list[str], list[str] | None, np.ndarray | None]
 def _found_below(folder: Path) -> Rows:
     """Find images in folders of clients, splits and classes."""
     below = images_below(folder)
+    if not below:
+        raise ValueError("it holds no images")
     depths = {len(path.parts) for path in below}
     if len(depths) != 1 or not 2 <= max(depths) <= 4:
         raise ValueError(

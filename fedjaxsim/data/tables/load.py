@@ -94,7 +94,7 @@ def load(
         source = dataclasses.replace(source, client=client, names=dealt.names, about=about)
         population = source.population(path)
     elif partition is not None:
-        raise ValueError(f"{spec} has its own clients: partition must be None, got {partition!r}")
+        raise ValueError(f"{spec} has its own clients: leave out partition, got {partition!r}")
     else:
         population = source if isinstance(source, Population) else source.population(path)
     # It bounds the splits that are made here, and not those of the source.
