@@ -1,6 +1,8 @@
 """Personal models beside the published one, on the run's rows, new ones and central test sets."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,8 @@ from support.problems import after, coefficients, designs, read_by
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.data.population import Population
-from fedjaxsim.runs.judging import judged, precision_and_recall
+from fedjaxsim.engine.evaluation import Evaluation
+from fedjaxsim.runs.judging import _by_class, _lines, judged, precision_and_recall
 
 RUN = (
     "run --data csv:rows.csv --client who --target grade --loss softmax --algorithm pmtl --lam 0.1 "
@@ -96,6 +99,16 @@ def test_new_clients_of_a_run_that_published_nothing_have_no_model(shared_local)
         judged(shared_local, state, hparams, stranger, split="test", by=None)
 
 
+def test_a_pooled_metric_is_that_of_all_rows_and_another_the_mean_over_clients():
+    values = np.array([0.2, 0.6])
+    evaluation = Evaluation("test", np.array([1, 3]), {"nmse": values, "accuracy": values})
+    (line,) = _lines(evaluation, None)
+    assert (line["clients"], line["rows"]) == (2, 4)
+    assert line["nmse"] == pytest.approx((0.2 + 3 * 0.6) / 4)
+    assert line["accuracy"] == pytest.approx((0.2 + 0.6) / 2)
+    assert (line["nmse_worst_tenth"], line["accuracy_worst_tenth"]) == (0.6, 0.2)
+
+
 def test_precision_and_recall_by_hand():
     labels, predicted = np.array(["a", "a", "a", "b", "c"]), np.array(["a", "a", "b", "b", "b"])
     found = precision_and_recall(labels, predicted)
@@ -104,6 +117,19 @@ def test_precision_and_recall_by_hand():
     np.testing.assert_allclose(found["precision"], [1, 1 / 3, np.nan])
     np.testing.assert_allclose(found["recall"], [2 / 3, 1, 0])
     np.testing.assert_allclose(found["f1"], [0.8, 0.5, 0])
+
+
+def test_labels_by_class_are_in_the_order_of_the_rows_as_predictions_are():
+    # Rows lie in memory by client: the last one first.
+    labels = np.array([1, 1, 0])
+    rows = Population.from_rows({"x": np.ones((3, 1)), "y": labels}, np.array([1, 1, 0]), 2)
+    assert [*rows.fields["y"]] == [0, 1, 1]
+    said = {"prediction": labels, "probability": np.ones(3)}
+    sim: Any = SimpleNamespace(population=rows, predict=lambda *_, **__: said)
+    state: Any = None
+    found = _by_class(sim, state, state, rows, ["personal", "published"])
+    np.testing.assert_array_equal(found["precision"], np.ones(4))
+    np.testing.assert_array_equal(found["recall"], np.ones(4))
 
 
 @pytest.fixture(scope="module")
