@@ -66,14 +66,19 @@ def assert_same(result, expected):
     assert result[3] == expected[3]
 
 
-def results_of(count, devices, late, names, rounds, path):
-    """What so many processes with so many devices each come to, by system; one may be late."""
+def begin(count, devices, late, names, rounds, path):
+    """Start so many processes with so many devices each; the last one may be late."""
     where = [str(word) for word in (count, devices, late, free_port(), path, rounds, *names)]
-    running = [start(__file__, str(index), *where) for index in range(count)]
+    return [start(__file__, str(index), *where) for index in range(count)]
+
+
+def results_of(running, path):
+    """What each process comes to, by system."""
     for each in running:
         _, errors = each.communicate(timeout=HANGS)
         assert each.returncode == 0, errors
-    return [pickle.loads(path.with_suffix(f".{index}").read_bytes()) for index in range(count)]
+    files = [path.with_suffix(f".{index}") for index in range(len(running))]
+    return [pickle.loads(file.read_bytes()) for file in files]
 
 
 def compute(index, count, devices, late, port, path, rounds, *names):
@@ -108,11 +113,17 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def of_kinds(tmp_path_factory):
-    """What each process comes to, by the names of SHAPES."""
+    """What each process comes to, by the names of SHAPES; the others compute while one is late."""
     folder = tmp_path_factory.mktemp("processes")
-    return functools.cache(
-        lambda title: results_of(*SHAPES[title], KINDS[title], 50, folder / title)
-    )
+
+    @functools.cache
+    def running(title):
+        return begin(*SHAPES[title], KINDS[title], 50, folder / title)
+
+    running("pair")
+    results = functools.cache(lambda title: results_of(running(title), folder / title))
+    yield results
+    results("pair")
 
 
 @pytest.mark.thorough
