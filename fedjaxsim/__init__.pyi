@@ -65,6 +65,7 @@ from .engine.loop import History as History
 from .engine.loop import Segment as Segment
 from .engine.processes import use_all_cores as use_all_cores
 from .engine.program import Program as Program
+from .engine.seeds import over_seeds as over_seeds
 from .engine.shard import shard as shard
 from .engine.stream import stream as stream
 from .hyperparameters import Hyperparameter as Hyperparameter

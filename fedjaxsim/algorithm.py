@@ -8,7 +8,7 @@ else. No algorithm knows that there is a client axis: the engine maps `client` o
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,17 +16,11 @@ import optax
 from jax import dtypes
 
 from fedjaxsim.data.minibatches import ClientData
-from fedjaxsim.hyperparameters import Declarations, Hyperparameters
+from fedjaxsim.hyperparameters import Declarations, HyperparameterCheck, Hyperparameters
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
-LocalOptimizer = Callable[[Hyperparameters, jax.Array], optax.GradientTransformation]
-"""(hparams, round) -> the optimizer of a client's local steps in that round."""
-Curvature = Callable[[float, Hyperparameters], Any]
-"""(L of the loss, hparams) -> L, () of all that a step with η descends."""
-ServerOptimizer = Callable[[Hyperparameters], optax.GradientTransformation]
-"""hparams -> the optimizer with which the server applies the release."""
 
 
 class Context(NamedTuple):
@@ -165,6 +159,88 @@ class PredictWithData(Protocol):
         ...
 
 
+class LocalOptimizer(Protocol):
+    """The optimizer of a client's local steps."""
+
+    def __call__(
+        self, hparams: Hyperparameters, round_: jax.Array, /
+    ) -> optax.GradientTransformation:
+        """Return the optimizer of a round, () int32, counted from 0."""
+        ...
+
+
+class ServerOptimizer(Protocol):
+    """The optimizer with which the server applies the release."""
+
+    def __call__(self, hparams: Hyperparameters, /) -> optax.GradientTransformation:
+        """Return the optimizer; its state is a part of the server state."""
+        ...
+
+
+class Curvature(Protocol):
+    """The curvature of what a local step descends."""
+
+    def __call__(self, of_loss: float, hparams: Hyperparameters, /) -> Any:
+        """Return L, (), of all that a step with η descends, from L of the loss."""
+        ...
+
+
+class TypicalMessage(Protocol):
+    """The default clip norm of private runs."""
+
+    def __call__(self, of_loss: float, /) -> float:
+        """Return C from the curvature L of the loss on bounded rows."""
+        ...
+
+
+class ExampleEpsilon(Protocol):
+    """The cost of a client's own noise to its examples."""
+
+    def __call__(self, hparams: Hyperparameters, /) -> jax.Array:
+        """Return ε, (), at which one message is private for each of the client's examples."""
+        ...
+
+
+class PersonalPull(Protocol):
+    """The penalty that a client's personal state descends besides its loss."""
+
+    def __call__(
+        self,
+        shared: PyTree,
+        personal: PyTree,
+        data: ClientData,
+        hparams: Hyperparameters,
+        client_id: jax.Array,
+        /,
+    ) -> Any:
+        """Return the `Pull` of the client's round; the arguments are as `Client` has them."""
+        ...
+
+
+class AtWork(Protocol):
+    """The asynchrony of rounds."""
+
+    def __call__(self, hparams: Hyperparameters, /) -> Any:
+        """Return the mean number, (), of the server's steps while a client works."""
+        ...
+
+
+class Published(Protocol):
+    """The model that the server publishes."""
+
+    def __call__(self, shared: PyTree, /) -> PyTree | None:
+        """Return the parameters that the server state publishes; None if it publishes none."""
+        ...
+
+
+class Outgrown(Protocol):
+    """The time at which noise has added up."""
+
+    def __call__(self, sampling_rate: float, hparams: Hyperparameters, /) -> Any:
+        """Return the rounds, (), after which the sum of all noise is larger than the remedy's."""
+        ...
+
+
 class NoiseAddsUp(NamedTuple):
     """The remedy for a server's state that adds up the noise of all releases.
 
@@ -175,7 +251,7 @@ class NoiseAddsUp(NamedTuple):
     """
 
     remedy: str
-    outgrown: Callable[[float, Hyperparameters], Any]
+    outgrown: Outgrown
 
 
 class WarmStart(NamedTuple):
@@ -196,7 +272,7 @@ class WarmStart(NamedTuple):
     """
 
     start: Start | None = None
-    published: Callable[[PyTree], PyTree | None] = lambda shared: None
+    published: Published = lambda shared: None
     required: bool = False
 
 
@@ -262,18 +338,18 @@ class Algorithm(NamedTuple):
     predict: Predict
     task: Task
     hyperparameters: Declarations = ()
-    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    check: HyperparameterCheck = lambda hparams: None
     public: tuple[str, ...] = ()
     warm_start: WarmStart = WarmStart()
     predict_with_data: PredictWithData | None = None
-    example_epsilon: Callable[[Hyperparameters], jax.Array] | None = None
+    example_epsilon: ExampleEpsilon | None = None
     noise_adds_up: NoiseAddsUp | None = None
     curvature: Curvature | None = None
-    typical_message: Callable[[float], float] | None = None
+    typical_message: TypicalMessage | None = None
     sends_from_shared: bool = False
-    personal_pull: Callable[..., Any] | None = None
+    personal_pull: PersonalPull | None = None
     averages_statistics: bool = False
-    at_work: Callable[[Hyperparameters], Any] | None = None
+    at_work: AtWork | None = None
 
     def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":
         """Return the algorithm with an `init` of (key, hparams) on a dict `fields` of (N, ...)."""

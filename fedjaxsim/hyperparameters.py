@@ -11,7 +11,7 @@ import enum
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +243,14 @@ class Hyperparameters:
     def tree_unflatten(cls, names: tuple[str, ...], leaves: Iterable[Any]) -> Self:
         """Unflatten for JAX."""
         return cls(**dict(zip(names, leaves, strict=True)))
+
+
+class HyperparameterCheck(Protocol):
+    """A part's check of its hyperparameters."""
+
+    def __call__(self, hparams: "Hyperparameters", /) -> None:
+        """Raise ValueError if hyperparameters that are known on the host do not suit the part."""
+        ...
 
 
 Declarations = tuple[Hyperparameter, ...]

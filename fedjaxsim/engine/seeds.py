@@ -19,6 +19,12 @@ def over_seeds(program: Program, seeds: int) -> "OverSeeds":
 
     `init` takes keys (R,). A state has a first axis of seeds in all parts but `round`, which the
     runs share; so have metrics, (R, ...).
+
+    Example:
+      >>> keys = jax.random.split(jax.random.key(0), 4)
+      >>> many = fjs.over_seeds(sim.program, 4)  # `sim` and `hparams` as in `Simulation`
+      >>> jax.eval_shape(many.init, keys, hparams).key.shape
+      (4,)
     """
     return OverSeeds(**Program.parts(program), program=program, seeds=seeds)
 

@@ -2,8 +2,12 @@
 
 import dataclasses
 import functools
+import importlib
+import inspect
 import itertools
 import math
+import pkgutil
+import re
 
 import dp_accounting
 import jax.numpy as jnp
@@ -15,6 +19,7 @@ from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from scipy.stats import binom, norm
 from support.plans import charged, poisson, profile_of
 
+from fedjaxsim import privacy
 from fedjaxsim.privacy.accounting import composition, gaussian
 from fedjaxsim.privacy.accounting.profile import with_failure
 from fedjaxsim.privacy.entries import ADJACENCIES, Entry, SamplingScheme
@@ -369,3 +374,17 @@ def test_sampling_never_costs_more_than_taking_part_always():
         for adjacency, sensitivity in zip(ADJACENCIES, (1, 2), strict=True):
             sampled = poisson((z, p, 30), adjacency=adjacency).epsilon(1e-5)
             assert sampled < gaussian.epsilon(1e-5, sensitivity * math.sqrt(30) / z)
+
+
+def test_no_large_cache_holds_losses_on_a_grid():
+    """A grid takes up to 50 MB: caches of more than 64 hold numbers alone."""
+    large = {}
+    for module in pkgutil.walk_packages(privacy.__path__, f"{privacy.__name__}."):
+        for name, function in vars(importlib.import_module(module.name)).items():
+            if hasattr(function, "cache_parameters"):
+                most = function.cache_parameters()["maxsize"]
+                if most is None or most > 64:
+                    large[name] = inspect.signature(function).return_annotation
+    assert {"_certified", "one_round"} <= large.keys()
+    for name, returned in large.items():
+        assert not re.search("Profile|Pair|Losses|Any", str(returned)), name

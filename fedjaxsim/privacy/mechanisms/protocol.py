@@ -7,7 +7,6 @@ of all personal models.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,6 +17,7 @@ from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import (
     Declarations,
     Hyperparameter,
+    HyperparameterCheck,
     Hyperparameters,
     keeps_ranges,
     on_host,
@@ -190,7 +190,7 @@ class Mechanism(NamedTuple):
     add: AddFunction
     release: ReleaseFunction
     hyperparameters: Declarations = ()
-    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    check: HyperparameterCheck = lambda hparams: None
     num_clients: int | None = None
     public: tuple[str, ...] = ()
     adds_chunks: bool = False

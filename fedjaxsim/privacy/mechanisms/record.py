@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
-from fedjaxsim.hyperparameters import Declarations, Hyperparameters, on_host
+from fedjaxsim.hyperparameters import Declarations, HyperparameterCheck, Hyperparameters, on_host
 from fedjaxsim.kernels import integer_sums, threefry
 from fedjaxsim.own_code import is_stamped, stamp
 from fedjaxsim.privacy.accounting.gaussian import inverse_series
@@ -110,7 +110,7 @@ class Bound(NamedTuple):
     init: Callable[[Hyperparameters], PyTree] = lambda hparams: ()
     hyperparameters: Declarations = ()
     clips: tuple[str, ...] = ()
-    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    check: HyperparameterCheck = lambda hparams: None
     fits: Callable[[PyTree], Any] = lambda message: None
     adaptation: Adaptation | None = None
 

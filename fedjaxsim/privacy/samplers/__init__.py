@@ -12,7 +12,7 @@ the ε of a run in which all drawn clients answer.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from fedjaxsim.hyperparameters import (
     Declarations,
     Default,
     Hyperparameter,
+    HyperparameterCheck,
     Hyperparameters,
     on_host,
     reads,
@@ -51,6 +52,14 @@ SAMPLING_RATE = Hyperparameter(
 )
 
 
+class WorkFunction(Protocol):
+    """The share of its local steps that a drawn client does."""
+
+    def __call__(self, key: jax.Array, round_: jax.Array, client_id: jax.Array, /) -> jax.Array:
+        """Return the share, () in [0, 1], with a key of this client and round; 0 is no answer."""
+        ...
+
+
 class Availability(NamedTuple):
     """The rounds in which clients answer, and the part of their local steps that they do.
 
@@ -62,7 +71,7 @@ class Availability(NamedTuple):
         (0, 1]; public, since releases are divided by p·m·answers.
     """
 
-    work: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+    work: WorkFunction
     answers: float
 
     @property
@@ -146,6 +155,28 @@ class Sampling(NamedTuple):
         return made._replace(availability=availability, scheme=scheme)
 
 
+class DrawFunction(Protocol):
+    """The draw of a round's cohort."""
+
+    def __call__(self, key: jax.Array, round_: jax.Array, hparams: Hyperparameters, /) -> Cohort:
+        """Return the clients who take part.
+
+        Args:
+          key: the sampler's in all rounds of a run, so it may plan over several rounds.
+          round_: () int32, counted from 0.
+          hparams: hyperparameters that have one value for all clients.
+        """
+        ...
+
+
+class RateFunction(Protocol):
+    """The probability that is charged."""
+
+    def __call__(self, hparams: Hyperparameters, /) -> jax.Array:
+        """Return p, (), the exact probability with which each client is included in a round."""
+        ...
+
+
 class Sampler(NamedTuple):
     """A sampler of m clients, as pure functions.
 
@@ -159,9 +190,9 @@ class Sampler(NamedTuple):
     """
 
     scheme: SamplingScheme
-    draw: Callable[[jax.Array, jax.Array, Hyperparameters], Cohort]
-    rate: Callable[[Hyperparameters], jax.Array]
-    check: Callable[[Hyperparameters], None] = lambda hparams: None
+    draw: DrawFunction
+    rate: RateFunction
+    check: HyperparameterCheck = lambda hparams: None
     availability: Availability | None = None
 
     @property
