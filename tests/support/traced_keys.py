@@ -84,7 +84,9 @@ class Keys:
 
     def _path(self, key):
         place = None
-        while isinstance(key, Term) and key.name in _MOVES:
+        while isinstance(key, Term) and (key.name in _MOVES or key.name.startswith("unstack")):
+            if key.name.startswith("unstack"):  # of JAX 0.12, with the number of its output
+                place = int(key.name.removeprefix("unstack") or 0)
             if key.name == "slice":
                 starts = key.params.partition("'start_indices', (")[2].partition(")")[0]
                 place = max(int(start) for start in starts.split(",") if start)
