@@ -25,8 +25,9 @@ def algorithm_title(name: str) -> str:
 
 
 def short_name(part: str) -> str:
-    """Return the name of a part; of `module:factory`, the factory."""
-    return part.rpartition(":")[2]
+    """Return the name of a part; of `module:factory`, the factory unless a system has its name."""
+    name = part.rpartition(":")[2]
+    return part if name in SYSTEMS else name
 
 
 def data_name(data: str) -> str:

@@ -155,6 +155,8 @@ def systems(runs: Sequence[Run]) -> list[System]:
         else:
             groups.append({run.seed: run})
     firsts = [next(iter(group.values())) for group in groups]
+    algorithms = dict.fromkeys(run.settings.get("algorithm", "") for run in firsts)
+    short_names = [short_name(algorithm) for algorithm in algorithms]
     named_systems = []
     for first, group in zip(firsts, groups, strict=True):
         algorithm = first.settings.get("algorithm", "")
@@ -163,8 +165,9 @@ def systems(runs: Sequence[Run]) -> list[System]:
             key: value for key, value in first.settings.items()
             if any(peer.settings.get(key) != value for peer in alike)
         }  # fmt: skip
+        short = short_name(algorithm)
         parts = [
-            short_name(algorithm),
+            short if short_names.count(short) == 1 else algorithm,
             *(f"{key_label(key)} {format_list(value)}" for key, value in differs.items()),
         ]
         label = ", ".join(parts) if len(group) > 1 else first.name

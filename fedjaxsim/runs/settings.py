@@ -198,6 +198,12 @@ def _protects(part: Part, hyperparameters: Collection[str], event: str) -> bool:
     return event != "no_known_cost"
 
 
+def _is_calibrated(part: Part, hyperparameters: Collection[str], event: str) -> bool:
+    """Return whether a target ε sets a mechanism's noise; a user's event states its own cost."""
+    of_user = _is_users(part) and "noise_multiplier" in hyperparameters
+    return event in _CALIBRATED or (of_user and event not in ("no_known_cost", "no_release"))
+
+
 def _is_users(part: Part, *_: Any) -> bool:
     return is_user_code(part.name)
 
@@ -308,7 +314,7 @@ GROUPS = {
         ),
     ),
     "target": _group(
-        "mechanism", lambda *read: read[2] in _CALIBRATED,
+        "mechanism", _is_calibrated,
         Setting(
             "epsilon", float, None,
             "Target ε of the run (joint DP, zero-out), which sets the noise; inf: no noise, no "
@@ -739,6 +745,8 @@ def unread(
             more = len(choices) - _SHOWN
             listed = " or ".join(choices if more < 2 else [*choices[:_SHOWN], f"{more} others"])
             why = f" with {role} {chosen}, only with {listed}"
+            if is_user_code(chosen) and role in ("algorithm", "mechanism", "sampling"):
+                why += f"; declare it by @fjs.reads if {chosen} reads it"
             steps = SYSTEMS.get(chosen, USER_SYSTEM).fixed_steps if role == "algorithm" else ""
             if steps and name in ("local_optimizer", "schedule"):
                 why = f" with {role} {chosen}: {steps}"

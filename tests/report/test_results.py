@@ -64,6 +64,13 @@ def runs():
     }
 
 
+def test_a_users_algorithm_is_told_from_a_system_and_from_another_of_its_name():
+    names = ("fedavg", "mine:fedavg", "mine:own", "other:own")
+    told = systems([run(name, seed, 0.5) for name in names for seed in (0, 1)])
+    assert [system.label for system in told] == [*names]
+    assert systems([run("mine:own", seed, 0.5) for seed in (0, 1)])[0].label == "own"
+
+
 def test_seeds_of_one_setting_are_one_system(runs):
     found = systems([*runs.values()])
     assert [(each.label, sorted(each.runs)) for each in found] == [

@@ -69,6 +69,17 @@ def mine(task, *, kind: "Literal['one', 'two']" = "one", deep: bool = False, oth
     assert (kind, deep, other) == ("two", True, None)
     return fjs.fedprox(task)
 
+from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER
+class Noise(fjs.privacy.Gaussian):
+    "An event of my own, which costs what Gaussian noise does."
+
+@fjs.reads(CLIP_NORM, NOISE_MULTIPLIER)
+def noise():
+    return fjs.gaussian()._replace(event=Noise())
+
+def undeclared():
+    return fjs.gaussian()._replace(event=Noise())
+
 from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from absent import Type
@@ -127,6 +138,22 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
     assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
     assert "fedprox" in repr(simulation.algorithm.client)
+
+
+def test_a_mechanism_of_ones_own_has_a_target_epsilon_as_ours():
+    assert run_config(mechanism="mycode:noise", epsilon=2.0).epsilon == 2.0
+    with pytest.raises(ValueError, match="declare it by @fjs"):
+        run_config(mechanism="mycode:undeclared", epsilon=2.0)
+
+
+@pytest.mark.thorough
+def test_its_noise_is_calibrated_by_its_own_event():
+    settings = {"clients": 6, "rounds": 3, "algorithm": "fedavg", "epsilon": 2.0}
+    noises = [
+        prepare(run_config(mechanism=name, **settings)).noise_multiplier
+        for name in ("gaussian", "mycode:noise")
+    ]
+    assert noises[0] == pytest.approx(noises[1], rel=1e-6)
 
 
 @pytest.mark.thorough
