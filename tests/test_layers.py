@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import fedjaxsim
@@ -32,10 +33,15 @@ LAYERS = (
 
 
 @functools.cache
+def statements_of(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Assert]:
+    """Return the imports and assertions in a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom | ast.Assert)]
+
+
 def nodes_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Return the imports in a file."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in statements_of(path) if not isinstance(node, ast.Assert)]
 
 
 def imports_of(path: Path) -> set[str]:
@@ -125,3 +131,15 @@ def test_no_files_import_each_other():
         if name in others
     }
     assert circles == set()
+
+
+def test_no_check_goes_with_python_o():
+    """`python -O` removes assertions: ours tell checkers of types what is so by construction."""
+    checks = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        for node in statements_of(path)
+        if isinstance(node, ast.Assert)
+        and not re.fullmatch(r"[\w.]+ is not None|isinstance\(.*\)", ast.unparse(node.test))
+    ]
+    assert not checks
