@@ -184,10 +184,12 @@ def test_every_page_is_on_the_site():
 
 
 def write_own_code(folder: Path, monkeypatch) -> None:
-    """Write the README's algorithm to the module `mycode`, which its commands name."""
-    readme = (ROOT / "README.md").read_text()
-    (own,) = re.findall(r"```python\n(.*?def ditto.*?)```", readme, re.S)
-    (folder / "mycode.py").write_text("import jax\n" + own.rpartition("import jax\n")[2])
+    """Write code of pages to the module `mycode`, which commands name: an algorithm, a reader."""
+    readme, data = (ROOT / page for page in ("README.md", "docs/data.md"))
+    (own,) = re.findall(r"```python\n(.*?def ditto.*?)```", readme.read_text(), re.S)
+    (reader,) = re.findall(r"```python\n(def grades.*?)```", data.read_text(), re.S)
+    code = "import jax\n" + own.rpartition("import jax\n")[2]
+    (folder / "mycode.py").write_text(f"{code}\nimport pandas as pd\n\n{reader}")
     monkeypatch.syspath_prepend(folder)
 
 

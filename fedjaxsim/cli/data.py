@@ -39,29 +39,25 @@ def data(
     if what == "show" and out is not None:
         raise ValueError(f"out is for data convert, got {out}")
     from fedjaxsim.cli.printing import print_json
+    from fedjaxsim.data.files import in_file
     from fedjaxsim.data.npz import save_folder
-    from fedjaxsim.data.tables.describe import (
-        TABLES,
-        columns_in_words,
-        columns_of,
-        describe,
-        in_words,
-    )
+    from fedjaxsim.data.tables.describe import columns_in_words, columns_of, describe, in_words
     from fedjaxsim.data.tables.readers import DataSpec
     from fedjaxsim.data.transforms import ranges_of
     from fedjaxsim.report.files import check_place
     from fedjaxsim.report.progress import doing
-    from fedjaxsim.runs.assemble import population_of
+    from fedjaxsim.runs.assemble import population_of, source_frame
 
     if out is not None:
         check_place(out, "population")
-    spec, ranges, columns = DataSpec(settings.data), ranges_of(settings.get("range", ())), None
+    ranges, columns = ranges_of(settings.get("range", ())), None
     try:
         with doing(f"reading {settings.data}", quiet=json):
-            if what == "show" and spec.kind in TABLES and spec.path:
-                all_scaled = settings.get("scale", "none") != "none"
+            if what == "show" and (frame := source_frame(settings)) is not None:
                 arguments = settings.arguments("data")
-                columns = columns_of(spec.path, arguments, ranges, all_scaled=all_scaled)
+                all_scaled = settings.get("scale", "none") != "none"
+                with in_file(DataSpec(settings.data).path or None):
+                    columns = columns_of(frame, arguments, ranges, all_scaled=all_scaled)
             population = population_of(settings)
         description = describe(population)
         if what == "convert" and out is not None:

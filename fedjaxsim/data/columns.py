@@ -76,13 +76,13 @@ class Columns:
         if 0 in self.half_range:
             constant = self.names[self.half_range.index(0)]
             raise ValueError(f"half_range must not be 0, as it is for column {constant!r}")
-        encoded = self._encoded
+        encoded = self.encoded
         bounds = [b for name, b in zip(self.names, self.bound, strict=True) if name not in encoded]
         of_bounds = math.sqrt(sum(b**2 for b in bounds) + len({*encoded.values()}))
         object.__setattr__(self, "norm", min(float(self.norm), of_bounds))
 
     @property
-    def _encoded(self) -> dict[str, str]:
+    def encoded(self) -> dict[str, str]:
         """Map each column that encodes another to the encoded one."""
         columns = zip(self.names, self.centre, self.half_range, self.bound, strict=True)
         return {
@@ -110,7 +110,7 @@ class Columns:
         all columns that encode it for a value that the models do not know, with a warning.
         Values beyond a known bound are clipped; see `beyond`.
         """
-        bound, encoded = np.array(self.bound), {*self._encoded.values()}
+        bound, encoded = np.array(self.bound), {*self.encoded.values()}
         unseen = [
             name
             for name in given.names
@@ -132,10 +132,10 @@ class Columns:
     def _stored(self, values: np.ndarray, row_columns: "Columns") -> np.ndarray:
         """Return rows of `row_columns` as rows of these columns, not clipped."""
         place = {name: number for number, name in enumerate(row_columns.names)}
-        lacking = [name for name in self.names if name not in place and name not in self._encoded]
+        lacking = [name for name in self.names if name not in place and name not in self.encoded]
         if lacking:
             raise ValueError(f"the rows lack column {lacking[0]!r}, which the models read")
-        encoded = {*self._encoded.values()}
+        encoded = {*self.encoded.values()}
         unknown = [
             name
             for name in row_columns.names

@@ -49,12 +49,11 @@ def load_npz(path: str | os.PathLike[str]) -> Population:
       FileNotFoundError: there is no such file.
       ValueError: the file is damaged or its arrays do not fit the format.
     """
-    content = read_npz(path)
-    return content if isinstance(content, Population) else content.population(path)
+    return read_npz(path).population(path)
 
 
-def read_npz(path: str | os.PathLike[str]) -> Population | Source:
-    """Read a population with counts, or rows with clients or without."""
+def read_npz(path: str | os.PathLike[str]) -> Source:
+    """Read rows with their clients or without."""
     path = existing(path, ".npz file")
     ignored = warnings.catch_warnings(action="ignore", category=UserWarning)  # of Python 2's files
     with in_file(path), open(path, "rb") as stream:
@@ -63,7 +62,7 @@ def read_npz(path: str | os.PathLike[str]) -> Population | Source:
         stream.seek(0)
         with reading(".npz file"), ignored, np.load(stream, allow_pickle=False) as archive:
             arrays = {name: _member(archive, name) for name in archive}
-        return _of_arrays(arrays)
+        return source_of_arrays(arrays)
 
 
 def _member(archive: Any, name: str) -> np.ndarray:
@@ -101,6 +100,11 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
       FileNotFoundError: there is no such folder.
       ValueError: it holds no population, or an array is missing, damaged or of another size.
     """
+    return read_folder(path).population(path)
+
+
+def read_folder(path: str | os.PathLike[str]) -> Source:
+    """Map the rows of a folder into memory; see `load_folder`."""
     path = existing(path, "folder of a population", folder=True)
     with in_file(path):
         if not (path / _SUMS).is_file():
@@ -108,8 +112,7 @@ def load_folder(path: str | os.PathLike[str]) -> Population:
         lines = (path / _SUMS).read_text(encoding="utf-8").splitlines()
         names = [line.partition("  ")[2] for line in lines]
         arrays = {unquote(name.removesuffix(".npy")): _map(path, name) for name in names}
-        content = _of_arrays(arrays)
-    return content if isinstance(content, Population) else content.population(path)
+        return source_of_arrays(arrays)
 
 
 def save_folder(path: str | os.PathLike[str], population: Population) -> None:
@@ -185,8 +188,8 @@ def _arrays_of(population: Population) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Population | Source:
-    """Return the population, or the rows, of the arrays of a file."""
+def source_of_arrays(arrays: Mapping[str, np.ndarray]) -> Source:
+    """Return the rows in the arrays of a file."""
     fields = {name: values for name, values in arrays.items() if name not in _RESERVED}
     n, about = common_length(fields, "file"), _about(arrays)
     has_counts = "counts" in arrays
@@ -207,12 +210,8 @@ def _of_arrays(arrays: Mapping[str, np.ndarray]) -> Population | Source:
             )
         client_names, client = np.unique(ids, return_inverse=True)
         return Source(fields, client, client_names, split, about)
-    counts = np.atleast_1d(arrays["counts"])
     names = np.atleast_1d(arrays["names"]) if "names" in arrays else None
-    if counts.ndim == 1:
-        return Population.from_flat(fields, counts, names, **about)
-    names = np.arange(len(counts), dtype=np.int32) if names is None else names
-    return Population(fields, counts, names, **about)
+    return Source(fields, names=names, about=about, counts=np.atleast_1d(arrays["counts"]))
 
 
 def _read_pixels_and_text(

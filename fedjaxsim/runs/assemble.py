@@ -17,8 +17,10 @@ from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import hold_out, limit_training_rows, with_held_out
-from fedjaxsim.data.tables.load import load
-from fedjaxsim.data.tables.readers import DataSpec
+from fedjaxsim.data.tables.load import load, populate
+from fedjaxsim.data.tables.readers import TABLES, DataSpec
+from fedjaxsim.data.tables.table import read_table
+from fedjaxsim.data.tables.user_reader import is_frame, source_of_rows
 from fedjaxsim.data.transforms import (
     BY_NUMBER,
     as_classes,
@@ -148,17 +150,21 @@ def whole_population_of(config: RunConfig) -> Population:
 
     Its preparation reads rows of the kept clients alone, and is the same for the others.
     """
-    population = load(
-        config.data,
-        partition=config.partition,
-        seed=config.data_seed,
-        validation=config.get("validation_fraction", 0.0),
-        test=config.get("test_fraction"),
-        split_by=config.get("split_by"),
-        max_rows=config.get("max_rows"),
-        **config.arguments("data"),
+    spec, arguments = DataSpec(config.data), config.arguments("data")
+    division: dict[str, Any] = {
+        "partition": config.partition,
+        "seed": config.data_seed,
+        "validation": config.get("validation_fraction", 0.0),
+        "test": config.get("test_fraction"),
+        "split_by": config.get("split_by"),
+        "max_rows": config.get("max_rows"),
         **config.arguments("partition"),
-    )
+    }
+    if spec.is_user_code:
+        rows, roles = config.parts["data"].rows(arguments, config.data_seed)
+        population = populate(source_of_rows(rows, spec, roles), spec, **division)
+    else:
+        population = load(spec, **division, **arguments)
     of_classes = config.loss in LOSSES and config.loss not in _NUMBERS
     if config.get("as_classes") or (of_classes and not _has_range(config, population)):
         population = as_classes(population)
@@ -170,6 +176,18 @@ def whole_population_of(config: RunConfig) -> Population:
         population = TRANSFORMS[step](population)
     most = config.get("train_rows")
     return population if most is None else limit_training_rows(population, most, config.data_seed)
+
+
+def source_frame(config: RunConfig) -> Any:
+    """Return the data frame or table that a run reads; None for data that are none."""
+    spec, arguments = DataSpec(config.data).require_known(), config.arguments("data")
+    if spec.is_user_code:
+        rows, _ = config.parts["data"].rows(arguments, config.data_seed)
+        return rows if is_frame(rows) else None
+    if spec.kind not in TABLES:
+        return None
+    how = {name: arguments[name] for name in ("client", "missing", "sep", "decimal")}
+    return read_table(spec.path, **how)
 
 
 def _has_range(config: RunConfig, population: Population) -> bool:

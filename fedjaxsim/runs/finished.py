@@ -1,7 +1,7 @@
 """A run of a folder as an object: its simulation and last state, and what they say of rows."""
 
-import dataclasses
 import functools
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.source import Source
+from fedjaxsim.data.source import listed
 from fedjaxsim.data.tables.images import read_new_images
-from fedjaxsim.data.tables.load import load, read_rows
-from fedjaxsim.data.tables.readers import GENERATED, DataSpec
+from fedjaxsim.data.tables.load import read
+from fedjaxsim.data.tables.readers import TABLES, DataSpec
 from fedjaxsim.data.tables.table import Roles, read_table, source_of
+from fedjaxsim.data.tables.user_reader import is_frame, source_of_object
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import importing
@@ -23,6 +24,7 @@ from fedjaxsim.runs.assemble import TRANSFORMS, population_of
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import Trained, trained
 from fedjaxsim.runs.judging import frame_of, judged
+from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import CONFIG, read_toml
 from fedjaxsim.simulation import Simulation
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 NEW = "new"
 """The client of rows without one."""
-_TABLES = ("csv", "parquet")
 
 
 class FinishedRun:
@@ -194,45 +195,57 @@ class FinishedRun:
             if client is not None:
                 how["client"] = client
             trained = [*map(str, self.sim.population.names)]
-            return _population(read_new_images(spec.path, trained, **how), spec.path)
-        if isinstance(rows, str) and spec.kind not in _TABLES:
-            alike = spec.kind == DataSpec(self.config.data).kind
-            how: dict[str, Any] = {**settings} if alike else {}
+            return read_new_images(spec.path, trained, **how).to_predict(NEW).population(spec.path)
+        alike = spec.kind == DataSpec(self.config.data).kind
+        seed = self.config.data_seed
+        if spec.is_user_code:
+            rows, _ = part_of("data", spec.kind).rows(settings if alike else {}, seed)
+            if not is_frame(rows):
+                return source_of_object(rows, spec).to_predict(NEW).population()
+        elif spec and spec.kind not in TABLES:
+            how: dict[str, Any] = {**settings, "seed": seed} if alike else {"seed": seed}
             how |= {} if client is None else {"client": client}
-            new_rows = (
-                load(rows, test=0.0, **how) if spec.kind in GENERATED else read_rows(rows, how)
-            )
-            return _population(new_rows, spec.path)
-        role_settings: dict[str, Any] = {k: v for k, v in settings.items() if k in Roles._fields}
-        roles = Roles(**{"client": None, "target": None, **role_settings})
+            return read(spec, how).to_predict(NEW).population(spec.path or None)
+        named = {role: settings[role] for role in Roles._fields if settings.get(role)}
+        roles = Roles(**{"client": None, **_roles_in(self.sim.population), **named})
         explicit, client = client is not None, roles.client if client is None else client
         how = {k: v for k, v in settings.items() if k in ("missing", "sep", "decimal")}
-        table = read_table(spec.path, client, **how) if spec else rows
+        table = read_table(spec.path, client, **how) if spec.path else rows
         names = [*getattr(table, "column_names", getattr(table, "columns", ()))]
         if not explicit and client not in names:
             client = None  # rows of a new client
         only_trained = [roles.split, *([] if labelled else [roles.target, roles.row_weights])]
         unread = [*roles.drop, *filter(None, only_trained)]
+        if not named.get("target"):  # the run's reader named no columns to drop
+            unread += _strange(self.sim.population, names, {client, roles.target})
         dropped = [name for name in unread if name in names and name != client]
         roles = roles._replace(client=client, split=None, time=None)
         if not labelled:
             roles = roles._replace(target=None, row_weights=None)
-        roles = roles._replace(drop=() if roles.x else dropped)
-        return _population(source_of(table, roles), spec.path or None)
+        encoded = [name for name in roles.one_hot if name in names]
+        roles = roles._replace(drop=() if roles.x else dropped, one_hot=encoded)
+        return source_of(table, roles).to_predict(NEW).population(spec.path or None)
 
 
-def _population(new_rows: Source | Population, path: str | None) -> Population:
-    """Return new rows, none set aside; rows without clients are a new one's."""
-    if isinstance(new_rows, Population):
-        counts = np.zeros_like(new_rows.counts)
-        counts[:, 0] = new_rows.counts.sum(axis=1)
-        return dataclasses.replace(new_rows, counts=counts, max_rows=None)
-    if new_rows.client is not None:
-        return dataclasses.replace(new_rows, split=None).population(path)
-    clients = np.zeros(len(next(iter(new_rows.fields.values()))), int)
-    return Population.from_rows(
-        new_rows.fields, clients, [NEW], source_row=new_rows.source_row, **new_rows.about
-    )
+def _strange(population: Population, names: list[str], others: set[str | None]) -> list[str]:
+    """Return the columns of a table that are no features of a population, if it has those."""
+    x = population.columns.get("x")
+    if x is None:
+        return []
+    encoded = x.encoded
+    features = {encoded.get(name, name) for name in x.names}
+    strange = [name for name in names if name not in features | others]
+    if not strange or not features <= {*names}:
+        return []
+    warnings.warn(f"the run reads no columns {listed(strange)}: left out", stacklevel=2)
+    return strange
+
+
+def _roles_in(population: Population) -> dict[str, Any]:
+    """Return the target and the encoded columns of a table, as a population names them."""
+    x, y = population.columns.get("x"), population.columns.get("y")
+    target = y.names[0] if y is not None and len(y.names) == 1 else None
+    return {"target": target, "one_hot": () if x is None else [*dict.fromkeys(x.encoded.values())]}
 
 
 def load_run(path: Path | str) -> FinishedRun:

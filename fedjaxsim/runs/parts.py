@@ -116,7 +116,7 @@ ROLES = {
         has_hyperparameters=True,
     ),
     "availability": Role(AVAILABILITIES, "When drawn clients answer", shown="always", takes=""),
-    "data": Role(READERS, "Source of the clients", "digits", supplied=("path", "seed")),
+    "data": Role(READERS, "Source of the clients", "digits", supplied=("path", "seed"), takes=""),
     "partition": Role(
         PARTITIONS,
         "Division of data without clients",
@@ -154,6 +154,10 @@ class Part:
             count = len(takes.split(",")) if takes else 0
             supplied += tuple(inspect.signature(self.factory).parameters)[:count]
         declared = settings_of(self.factory, supplied)
+        if self.role == "data" and is_user_code(self.name):  # it may return a data frame
+            from fedjaxsim.data.tables.table import read_frame
+
+            declared = settings_of(read_frame) | settings_of(self.factory, ("seed",))
         named = {SETTINGS.get(name, name): setting for name, setting in declared.items()}
         return {
             name: dataclasses.replace(setting, name=name, **_BOUNDS.get(name, {}))
@@ -219,6 +223,13 @@ class Part:
         values = {setting.argument: settings[name] for name, setting in self.settings.items()}
         unset = {setting.argument for setting in self.settings.values() if setting.default is None}
         return {n: None if n in unset and value == () else value for n, value in values.items()}
+
+    def rows(self, arguments: Mapping[str, Any], seed: int) -> tuple[Any, dict[str, Any]]:
+        """Return what a user's reader returns, and the arguments that name columns of it."""
+        taken = inspect.signature(self.factory).parameters
+        settings = {name: value for name, value in arguments.items() if name in taken}
+        roles = {name: value for name, value in arguments.items() if name not in taken}
+        return self.make(object, {"seed": seed}, **settings), roles
 
     def make(self, kind: type, supplied: Mapping[str, Any], /, *args: Any, **settings: Any) -> Any:
         """Call the factory, with the `supplied` arguments that it takes.
@@ -315,7 +326,7 @@ def _is_divided(spec: DataSpec, settings: Mapping[str, Any]) -> bool:
             return settings.get("partition") is not None
     if kind in ("csv", "hf", "parquet"):
         return settings.get("client") is None
-    if kind == "images":  # folders may say the clients
+    if kind == "images" or spec.is_user_code:  # folders, or rows, may say the clients
         return settings.get("partition") is not None
     return kind == "digits"
 
@@ -337,7 +348,7 @@ _PACKAGES: set[str] = set()
 def is_user_code(name: str) -> bool:
     """Return whether a name stands for a user's part: "module:factory"."""
     module, _, factory = name.partition(":")
-    return bool(module and factory)
+    return bool(module) and factory.isidentifier()
 
 
 def find_user_code(role: str, path: str) -> Callable[..., Any]:
@@ -363,8 +374,9 @@ def find_user_code(role: str, path: str) -> Callable[..., Any]:
         missing = getattr(error.__cause__, "name", None)
         absent = isinstance(error.__cause__, ModuleNotFoundError) and missing is not None
         if absent and f"{module_name}.".startswith(f"{missing}."):
+            hint = checks.did_you_mean(module_name, ROLES[role].known) if role in ROLES else ""
             raise ValueError(
-                f"{name}: there is no module {missing!r} in {os.getcwd()} or installed"
+                f"{name}: there is no module {missing!r} in {os.getcwd()} or installed{hint}"
             ) from error
         raise
     if not hasattr(module, function):

@@ -81,9 +81,11 @@ def test_images_to_predict_need_no_classes(tmp_path):
     (tmp_path / "t.csv").write_text("file_name,who\n2.png,b\n1.png,a")
     listed = read_new_images(tmp_path / "t.csv", client="who")
     assert listed.client is not None
+    assert listed.names is not None
     assert [listed.names[k] for k in listed.client] == ["b", "a"]
     write(tmp_path / "new", "a/1.png", "b/1.png")
-    assert read_new_images(tmp_path / "new", ["a", "b", "c"]).names.tolist() == ["a", "b"]
+    of_clients = read_new_images(tmp_path / "new", ["a", "b", "c"])
+    assert of_clients.population().names.tolist() == ["a", "b"]
     assert read_new_images(tmp_path / "new", ["c"]).client is None  # folders of classes
 
 

@@ -18,7 +18,9 @@ from fedjaxsim.runs.parts import absolute
         ("csv:C:/b.csv", "csv", "C:/b.csv", True),
         ("csv:", "csv", "", False),
         ("csv", "csv", "", False),
-        ("cvs:a", "cvs", "a", False),
+        ("cvs:a.csv", "cvs", "a.csv", False),
+        ("cvs:a", "cvs:a", "", True),
+        ("folder/mine.py:rows", "folder/mine.py:rows", "", True),
     ],
 )
 def test_a_name_of_data_has_a_kind_and_a_path(text, kind, path, known):

@@ -1,6 +1,5 @@
 """Statistics of a population, and the columns of a table with the flags that make features."""
 
-import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,6 @@ import numpy as np
 import scipy.stats
 
 from fedjaxsim.data.arrays import SPLITS, merged_integers, to_float32
-from fedjaxsim.data.files import in_file
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.tables.table import (
     Roles,
@@ -18,7 +16,6 @@ from fedjaxsim.data.tables.table import (
     kind_of,
     missing_values,
     odd_cells,
-    read_table,
     table_of,
     texts,
     warn_of_sentinel,
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 _PADDING = -1
 _LISTED = 10
 """Most labels that are listed."""
-TABLES = ("csv", "parquet")
-"""Sources that are tables."""
 _FEW = 20
 """Most integers from 0 on that are taken for classes."""
 _LEAK = 0.01
@@ -190,13 +185,13 @@ def readable(name: str) -> str:
 
 
 def columns_of(
-    path: str | os.PathLike[str],
+    frame: Any,
     arguments: Mapping[str, Any],
     scaled: Collection[str] = (),
     *,
     all_scaled: bool = False,
 ) -> list[dict[str, Any]]:
-    """Describe each column of a table: type, values, what is missing, how to use it.
+    """Describe each column of a data frame: type, values, what is missing, how to use it.
 
     "values" are the smallest and the largest, or the first few of text; "flag" is what the column
     needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, which
@@ -204,11 +199,9 @@ def columns_of(
     """
     role_settings = {name: value for name, value in arguments.items() if name in Roles._fields}
     roles = Roles(**{"client": None, **role_settings})
-    with in_file(path):
-        how = {name: arguments[name] for name in ("missing", "sep", "decimal") if name in arguments}
-        table = table_of(read_table(path, roles.client, **how))
-        roles = roles.with_split(table.column_names, lambda name: texts(table[name]))
-        check_names(table.column_names, len(table), roles)
+    table = table_of(frame)
+    roles = roles.with_split(table.column_names, lambda name: texts(table[name]))
+    check_names(table.column_names, len(table), roles)
     named: dict[str | None, str] = {roles.target: "target"}
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
     named |= {roles.exposure: "exposure", roles.row_weights: "row-weights"}

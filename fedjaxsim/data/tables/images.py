@@ -272,7 +272,7 @@ def _source(
         classes, y = numbered(labels, by_number=True)
         about = {"categories": {"y": tuple(classes.tolist())}, "public": (_CLASSES,)}
         labels = y.astype(np.int32)
-    names, client = np.zeros(0), None
+    names, client = None, None
     if owners is not None:
         names, client = numbered(np.array(owners, object), by_number=True)
     return Source({"x": x, "y": labels}, client, names, split, about)

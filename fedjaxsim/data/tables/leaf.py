@@ -39,6 +39,11 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
       FileNotFoundError: there is no such file or folder.
       ValueError: names the file that is malformed or truncated, or repeats a user.
     """
+    return read_leaf(path).population(path)
+
+
+def read_leaf(path: str | os.PathLike[str]) -> Source:
+    """Read users with their numbers or text; see `load_leaf`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no LEAF data at {path}")
@@ -54,7 +59,7 @@ def load_leaf(path: str | os.PathLike[str]) -> Population:
         files_of = _find_files(folder) if folder.is_dir() else {"train": [path]}
         splits = {split: _read_all(files) for split, files in files_of.items()}
     with in_file(path):
-        return _population(splits)
+        return _source(splits)
 
 
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
@@ -127,7 +132,7 @@ def _compact(node: dict[str, Any]) -> dict[str, Any]:
     return arrays
 
 
-def _population(splits: dict[str, Users]) -> Population:
+def _source(splits: dict[str, Users]) -> Source:
     names = [*dict.fromkeys(user for name in SPLITS for user in splits.get(name, ()))]
     position = {user: k for k, user in enumerate(names)}
     parts = [
@@ -148,4 +153,4 @@ def _population(splits: dict[str, Users]) -> Population:
         np.array(names),
         np.repeat([split for _, split, _ in parts], counts),
         {"public": public, "categories": categories},
-    ).population()
+    )

@@ -12,13 +12,20 @@ from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
-from fedjaxsim.data.tables.readers import GENERATED, PARTITIONS, READERS, DataSpec
+from fedjaxsim.data.tables.readers import GENERATED, PARTITIONS, READERS, TABLES, DataSpec
 from fedjaxsim.data.windows import window_step
 from fedjaxsim.factories import flag, import_factory, make, settings_of
 
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
 """Least number of rows of a client in a partition."""
+DEALT = "dirichlet"
+"""The partition of data without clients, by default."""
+_CLIENTS = {
+    "npz": "save the array `client`, (N,), with it",
+    "images": "save their folders or column with it",
+}
+"""How to give rows their clients."""
 
 
 def load(
@@ -62,9 +69,9 @@ def load(
     if not isinstance(spec, str):
         raise ValueError(f"load needs the name of data, as csv:PATH, got a {type(spec).__name__}")
     named = DataSpec(spec).require_known()
-    kind, path = named.kind, named.path
+    kind = named.kind
     check_fractions(validation, test or 0.0)
-    how = partition or "dirichlet"
+    how = partition or DEALT
     checks.one_of(PARTITIONS, partition=how)
     explicit = {name: value for name, value in settings.items() if value is not None}
     taken = [*inspect.signature(import_factory(READERS[kind])).parameters]
@@ -73,35 +80,55 @@ def load(
     for name in explicit:
         checks.one_of(taken, **{f"a setting of data {kind} with partition {how}": name})
     has_roles = "target" in explicit and ("client" in explicit or partition is not None)
-    if kind in ("csv", "hf", "parquet") and not has_roles:
+    if kind in (*TABLES, "hf") and not has_roles:
         raise ValueError(
             f"data {kind} need --target, the column to predict, and --client, the column with the "
             "client of each row, or --partition for rows without clients"
         )
-    supplied = explicit | {"seed": seed}
-    source = _read(named, supplied)
-    if isinstance(source, Source) and source.client is None:
-        if partition is None and kind in ("npz", "images"):
-            named = "the array `client`, (N,)," if kind == "npz" else "their folders or column"
+    source = read(named, explicit | {"seed": seed})
+    of_partition = {name: explicit[name] for name in settings_of_partition if name in explicit}
+    return populate(
+        source, named, partition=partition, seed=seed, validation=validation, test=test,
+        split_by=split_by, max_rows=max_rows, **of_partition,
+    )  # fmt: skip
+
+
+def populate(
+    source: Source,
+    named: DataSpec,
+    *,
+    partition: str | None,
+    seed: int,
+    validation: float,
+    test: float | None,
+    split_by: SplitBy | None,
+    max_rows: int | None,
+    **of_partition: Any,
+) -> Population:
+    """Divide rows among clients, if they have none, and each client's into splits; see `load`."""
+    check_fractions(validation, test or 0.0)
+    path = named.path or None
+    if not source.has_clients:
+        if partition is None and named.kind not in GENERATED:
+            how = _CLIENTS.get(named.kind, _CLIENTS["npz"])
             raise ValueError(
-                f"{path} holds no client of its rows: save {named} with it, or give --partition, "
-                "such as --partition dirichlet"
+                f"{path or named} holds no client of its rows: {how}, or give --partition, such as "
+                "--partition dirichlet"
             )
-        dealt = make(PARTITIONS[how], source.fields, supplied=supplied | {"min_rows": _MIN_ROWS})
+        supplied = {"seed": seed, "min_rows": _MIN_ROWS} | of_partition
+        dealt = make(PARTITIONS[partition or DEALT], source.fields, supplied=supplied)
         client = np.zeros(dealt.num_rows, np.int64)
         client[dealt.source_row] = np.repeat(np.arange(dealt.num_clients), dealt.counts.sum(axis=1))
         about = {**source.about, "public": (*dealt.public, *source.about.get("public", ()))}
         source = dataclasses.replace(source, client=client, names=dealt.names, about=about)
-        population = source.population(path)
     elif partition is not None:
-        raise ValueError(f"{spec} has its own clients: leave out partition, got {partition!r}")
-    else:
-        population = source if isinstance(source, Population) else source.population(path)
+        raise ValueError(f"{named} has its own clients: leave out partition, got {partition!r}")
+    population = source.population(path)
     # It bounds the splits that are made here, and not those of the source.
     most = population.max_rows if max_rows is None else max_rows
     if population.max_rows is not None:
         population = dataclasses.replace(population, max_rows=None)
-    if explicit.get("time") is not None:
+    if source.in_time:
         if split_by == "random" or population.has("test"):
             raise SettingError(
                 "time sorts rows, so that the last ones are for testing: leave it out if ",
@@ -109,29 +136,18 @@ def load(
                 " is 'random' or the data have test rows",
             )
         split_by = "time"
-    population = _split(population, spec, validation, test, split_by, seed)
+    population = _split(population, named, validation, test, split_by, seed)
     return population if most is None else dataclasses.replace(population, max_rows=most)
 
 
-def read_rows(spec: str, settings: Mapping[str, Any]) -> Source | Population:
-    """Read the rows of a specification, with or without clients, and divide none; see `load`."""
-    named = DataSpec(spec).require_known()
-    if named.kind in GENERATED:
-        raise SettingError(Name("data"), f" must be in a file, such as csv:new.csv, got {spec!r}")
-    return _read(named, settings)
-
-
-def _read(named: DataSpec, supplied: Mapping[str, Any]) -> Source | Population:
+def read(named: DataSpec, supplied: Mapping[str, Any]) -> Source:
     """Return what a reader finds; it takes what it can of `supplied`."""
-    factory = import_factory(READERS[named.kind])
+    factory = import_factory(READERS[named.require_known().kind])
     required = [name for name, of in settings_of(factory, ("path",)).items() if of.required]
     missing = [flag(name) for name in required if name not in supplied]
     if missing:
         raise ValueError(f"rows of {named.kind} need {' and '.join(missing)}, which the run lacks")
-    source = make(READERS[named.kind], *([named.path] if named.path else []), supplied=supplied)
-    if isinstance(source, tuple):
-        source, _ = source  # the true parameters
-    return Source(source) if isinstance(source, Mapping) else source
+    return make(factory, *([named.path] if named.path else []), supplied=supplied)
 
 
 def _split(

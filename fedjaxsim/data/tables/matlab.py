@@ -1,11 +1,17 @@
 """MATLAB files with one cell per client, such as the School and Landmine data sets."""
 
 import os
+from typing import Annotated
 
-from fedjaxsim.data.arrays import to_float32
+import numpy as np
+
+from fedjaxsim.data.arrays import joined, to_float32
 from fedjaxsim.data.files import existing, in_file, reading
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.source import Source
 from fedjaxsim.data.tables.matlab_cells import read_cells
+
+Fields = Annotated[tuple[str, ...], "Cell arrays of features and labels; by default X,Y."]
 
 
 def load_matlab(
@@ -18,12 +24,17 @@ def load_matlab(
 
     Args:
       path: the file.
-      fields: Cell arrays of features and labels (mat); by default X,Y.
+      fields: names of the cell arrays of features and labels.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file is damaged, lacks a cell array, or its cells do not fit together.
     """
+    return read_matlab(path, fields=fields).population(path)
+
+
+def read_matlab(path: str | os.PathLike[str], *, fields: Fields = ("X", "Y")) -> Source:
+    """Read clients from two cell arrays; see `load_matlab`."""
     if len(fields) != 2:
         raise ValueError(f"fields must be two names, got {', '.join(fields)}")
     path = existing(path, "MATLAB file")
@@ -40,5 +51,6 @@ def load_matlab(
             raise ValueError(f"{x} has {len(features)} cells but {y} has {len(labels)}")
         x_of = [to_float32(cell) if cell.dtype.kind in "fiub" else cell for cell in features]
         y_of = [cell.T if cell.shape[:1] == (1,) else cell for cell in labels]
-        pairs = zip(x_of, y_of, strict=True)
-        return Population.from_clients([{"x": x, "y": y} for x, y in pairs])
+        clients = [{"x": x, "y": y} for x, y in zip(x_of, y_of, strict=True)]
+        arrays, counts = joined(clients, [*map(str, range(len(clients)))])
+        return Source(arrays, counts=np.array(counts))

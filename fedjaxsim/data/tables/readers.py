@@ -13,26 +13,28 @@ from fedjaxsim.checks import Name, SettingError
 _DATA = "fedjaxsim.data"
 
 GENERATED = {
-    "digits": f"{_DATA}.tables.handwritten_digits:digits",
-    "random": f"{_DATA}.synthetic:random_rows",
-    "synthetic": f"{_DATA}.synthetic:synthetic_regression",
-    "synthetic-low-rank": f"{_DATA}.synthetic:low_rank_regression",
-    "synthetic-group-sparse": f"{_DATA}.synthetic:group_sparse_regression",
-    "synthetic-stream": f"{_DATA}.synthetic:regression_stream",
+    "digits": f"{_DATA}.tables.generated:read_digits",
+    "random": f"{_DATA}.tables.generated:random_rows",
+    "synthetic": f"{_DATA}.tables.generated:synthetic_regression",
+    "synthetic-low-rank": f"{_DATA}.tables.generated:low_rank_regression",
+    "synthetic-group-sparse": f"{_DATA}.tables.generated:group_sparse_regression",
+    "synthetic-stream": f"{_DATA}.tables.generated:regression_stream",
 }
-"""Factories of data without a path, as "module:function"."""
+"""Readers of data without a path, as "module:function"; every reader returns a `Source`."""
 IN_FILES = {
     "csv": f"{_DATA}.tables.table:read_file",
-    "folder": f"{_DATA}.npz:load_folder",
+    "folder": f"{_DATA}.npz:read_folder",
     "hf": f"{_DATA}.tables.hugging_face:read_name",
     "images": f"{_DATA}.tables.images:read_images",
-    "leaf": f"{_DATA}.tables.leaf:load_leaf",
-    "mat": f"{_DATA}.tables.matlab:load_matlab",
+    "leaf": f"{_DATA}.tables.leaf:read_leaf",
+    "mat": f"{_DATA}.tables.matlab:read_matlab",
     "npz": f"{_DATA}.npz:read_npz",
     "parquet": f"{_DATA}.tables.table:read_file",
 }
-"""Factories of data at a path, or by a name (hf), their first argument."""
+"""Readers of data at a path, or by a name (hf), their first argument."""
 READERS = GENERATED | IN_FILES
+TABLES = ("csv", "parquet")
+"""Data that are tables."""
 SPELLINGS = dict.fromkeys(READERS, "") | dict.fromkeys(IN_FILES, ":PATH") | {"hf": ":NAME"}
 SPELLINGS = {kind: f"{kind}{argument}" for kind, argument in SPELLINGS.items()}
 """How `--data` names each of them."""
@@ -46,42 +48,47 @@ PARTITIONS = {
 
 
 class DataSpec(str):
-    """The name of data: KIND, or KIND:PATH."""
+    """The name of data: KIND, KIND:PATH, or a user's own reader MODULE:FACTORY."""
+
+    @property
+    def is_user_code(self) -> bool:
+        """True for a user's reader, which is a function of a module."""
+        module, _, function = self.partition(":")
+        return bool(module) and module not in READERS and function.isidentifier()
 
     @property
     def kind(self) -> str:
         """The name of the reader."""
-        return self.partition(":")[0]
+        return str(self) if self.is_user_code else self.partition(":")[0]
 
     @property
     def path(self) -> str:
         """The path, or a name on Hugging Face's hub; "" without one."""
-        return self.partition(":")[2]
+        return "" if self.is_user_code else self.partition(":")[2]
 
     @property
     def is_known(self) -> bool:
         """True if there is such a reader, with a path exactly if it reads one."""
         is_generated = self.kind in GENERATED and ":" not in self
-        return is_generated or (self.kind in IN_FILES and bool(self.path))
+        return is_generated or self.is_user_code or (self.kind in IN_FILES and bool(self.path))
 
     def require_reader(self) -> Self:
         """Return the name; raise a ValueError with the nearest one if there is no such reader."""
-        if self.kind not in READERS:
+        if self.kind not in READERS and not self.is_user_code:
             near, ending = [*READERS], Path(self).suffix[1:]
             if self.path:
                 near = [f"{kind}:{self.path}" for kind in IN_FILES]
             elif ending in IN_FILES:
                 near = [f"{ending}:{self}"]
             hint = checks.did_you_mean(self, near, cutoff=0.5)
-            *names, last = SPELLINGS.values()
-            allowed = f"{', '.join(names)} or {last}{hint}"
+            allowed = f"{', '.join(SPELLINGS.values())} or MODULE:FACTORY{hint}"
             raise SettingError(Name("data"), f" must be {allowed}, got {self[:40]!r}")
         return self
 
     def require_known(self) -> Self:
         """Return the name; raise a ValueError if it is unknown, or lacks a path or has one."""
-        spelling = SPELLINGS[self.require_reader().kind]
-        if not self.is_known:
+        if not self.require_reader().is_known:
+            spelling = SPELLINGS[self.kind]
             raise SettingError(Name("data"), f" must be {spelling}, got {self[:40]!r}")
         return self
 

@@ -34,9 +34,11 @@ _FEW = 20
 
 
 Target = Annotated[str, "Column to predict."]
+SplitColumn = Annotated[str | None, "Column with train, validation or test."]
+DropMissing = Annotated[bool, "Leave out rows with a missing value; else they are refused."]
 Client = Annotated[str | None, "Column with the client of each row; without it, give --partition."]
-OneHot = Annotated[tuple[str, ...], "Columns to replace by one column of 0 and 1 per value."]
-Drop = Annotated[tuple[str, ...], "Columns that are no features."]
+OneHot = Annotated[Sequence[str], "Columns to replace by one column of 0 and 1 per value."]
+Drop = Annotated[Sequence[str], "Columns that are no features."]
 Exposure = Annotated[str | None, "Column of exposures, such as years at risk, of loss poisson."]
 RowWeights = Annotated[str | None, "Column of weights of rows in the loss, above 0 and at most 1."]
 Time = Annotated[str | None, "Column by which rows are sorted and split; a feature unless dropped."]
@@ -118,10 +120,31 @@ def from_dataframe(
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
+    return read_frame(
+        frame, target=target, client=client, split=split, one_hot=one_hot, drop=drop, x=x,
+        exposure=exposure, row_weights=row_weights, time=time, drop_missing=drop_missing,
+    ).population()  # fmt: skip
+
+
+def read_frame(
+    frame: Any,
+    *,
+    target: Annotated[str | None, "Column to predict, of a data frame."] = None,
+    client: Client = None,
+    split: SplitColumn = None,
+    one_hot: OneHot = (),
+    drop: Drop = (),
+    x: OnlyFeature = None,
+    exposure: Exposure = None,
+    row_weights: RowWeights = None,
+    time: Time = None,
+    drop_missing: DropMissing = False,
+) -> Source:
+    """Read clients, rows and targets from a data frame; see `from_dataframe`."""
     roles = Roles(
         client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights, time
     )
-    return _varied(source_of(frame, roles), target).population()
+    return _varied(source_of(frame, roles), target)
 
 
 def read_file(
@@ -129,16 +152,14 @@ def read_file(
     *,
     target: Annotated[str | None, "Column to predict; without it, columns can be shown."] = None,
     client: Client = None,
-    split: Annotated[str | None, "Column with train, validation or test."] = None,
+    split: SplitColumn = None,
     one_hot: OneHot = (),
     drop: Drop = (),
     x: OnlyFeature = None,
     exposure: Exposure = None,
     row_weights: RowWeights = None,
     time: Time = None,
-    drop_missing: Annotated[bool, "Leave out rows with a missing value; else they are refused."] = (
-        False
-    ),
+    drop_missing: DropMissing = False,
     missing: Annotated[tuple[str, ...], "Cells that stand for a missing number, as 999,-9"] = (),
     sep: Annotated[str, "Character between the cells of a CSV file, or tab."] = ",",
     decimal: Annotated[str, "Decimal point of a CSV file."] = ".",
@@ -149,11 +170,12 @@ def read_file(
     written. In a column of numbers an empty cell, NA, NaN, null and `missing` cells are missing; in
     text only an empty one is.
     """
-    roles = Roles(
-        client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights, time
-    )
     with in_file(path):
-        return _varied(source_of(read_table(path, client, missing, sep, decimal), roles), target)
+        return read_frame(
+            read_table(path, client, missing, sep, decimal), target=target, client=client,
+            split=split, one_hot=one_hot, drop=drop, x=x, exposure=exposure,
+            row_weights=row_weights, time=time, drop_missing=drop_missing,
+        )  # fmt: skip
 
 
 def read_table(
@@ -268,7 +290,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     if roles.row_weights is not None:
         column = table[roles.row_weights]
         fields["row_weight"] = _positive("row-weights", roles.row_weights, column, most=1.0)
-    names, client = np.zeros(0), None
+    names, client = None, None
     if roles.client is not None:
         names, client = numbered(texts(table[roles.client]), by_number=True)
     return Source(
@@ -280,6 +302,7 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
         else splits_of(texts(table[roles.split]), f"the split {roles.split!r}"),
         {"public": tuple(public), "categories": categories, "columns": columns},
         source_row,
+        in_time=roles.time is not None,
     )
 
 
