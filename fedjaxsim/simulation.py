@@ -28,17 +28,6 @@ from fedjaxsim.data.aligned import aligned_with, numbers_of
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population, adapted_alike
 from fedjaxsim.engine import accounts, trained
-from fedjaxsim.engine.checks import (
-    TracedRound,
-    check_parts,
-    operations,
-    require_key,
-    require_same_shapes,
-    require_stamps,
-    require_state,
-    require_values,
-    trace_round,
-)
 from fedjaxsim.engine.evaluation import (
     SAMPLE,
     Evaluation,
@@ -51,6 +40,17 @@ from fedjaxsim.engine.evaluation import (
 from fedjaxsim.engine.fixed import Fixed
 from fedjaxsim.engine.layout import ChunkMap, Plan, plan_of, workload_of
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop, run_segments
+from fedjaxsim.engine.part_checks import (
+    TracedRound,
+    check_part_types,
+    operations,
+    require_key,
+    require_same_shapes,
+    require_stamps,
+    require_state,
+    require_values,
+    trace_round,
+)
 from fedjaxsim.engine.personal_errors import (
     PersonalFunctions,
     personal_errors_of,
@@ -178,7 +178,7 @@ class Simulation(Fixed):
 
     def __post_init__(self):
         algorithm, mechanism = self.algorithm, self.mechanism
-        check_parts(
+        check_part_types(
             algorithm=algorithm,
             task=getattr(algorithm, "task", None),
             warm_start=getattr(algorithm, "warm_start", None),
@@ -188,14 +188,14 @@ class Simulation(Fixed):
             mechanism=mechanism,
         )
         if algorithm.task.examples is not None:
-            check_parts(examples=algorithm.task.examples)
+            check_part_types(examples=algorithm.task.examples)
         require_stamps(algorithm, mechanism)
         m = self.num_clients
         self.task, self.sampler = algorithm.task, self.sampling.sampler(m)
-        check_parts(sampler=self.sampler)
-        check_parts(scheme=self.sampler.scheme)
+        check_part_types(sampler=self.sampler)
+        check_part_types(scheme=self.sampler.scheme)
         if self.sampler.availability is not None:
-            check_parts(availability=self.sampler.availability)
+            check_part_types(availability=self.sampler.availability)
         scheme, event = self.sampler.scheme, mechanism.event
         for part, count in (
             ("sampler draws from", scheme.clients),

@@ -12,10 +12,10 @@ import numpy as np
 from fedjaxsim.checks import Name, SettingError, count, described
 from fedjaxsim.engine.accounts import charged_alone, current_part
 from fedjaxsim.engine.batch import batch, stack, varying
-from fedjaxsim.engine.checks import require_key, require_state, require_values
 from fedjaxsim.engine.evaluation import SAMPLE, Evaluation, sample_of
 from fedjaxsim.engine.fixed import Fixed
 from fedjaxsim.engine.loop import Callbacks, History, RunLoop, run_segments
+from fedjaxsim.engine.part_checks import require_key, require_state, require_values
 from fedjaxsim.engine.processes import (
     agree,
     mesh_of,

@@ -15,7 +15,7 @@ from scipy.special import ndtri
 
 from fedjaxsim import checks, keys
 from fedjaxsim.audit.canaries import with_canaries
-from fedjaxsim.engine.checks import require_key
+from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy.accounting import composition, gaussian

@@ -43,7 +43,7 @@ def existing(path: str | os.PathLike[str], kind: str, *, folder: bool = False) -
     return as_path
 
 
-def entries(folder: Any) -> list[Any]:
+def members_of(folder: Any) -> list[Any]:
     """List a folder, also in a zip, sorted by name, without hidden files and macOS's own."""
     shown = [member for member in folder.iterdir() if not member.name.startswith((".", "__MACOSX"))]
     return sorted(shown, key=lambda member: member.name)

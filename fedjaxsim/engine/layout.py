@@ -17,7 +17,7 @@ from fedjaxsim.engine.shape_bytes import bytes_of, products_in
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import products
 from fedjaxsim.kernels.backend import Backend
-from fedjaxsim.models.model import bound
+from fedjaxsim.models.model import bind_weights
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.tasks.task import Task
 
@@ -386,6 +386,9 @@ def multiplications(task: Task, population: Population, size: int) -> int:
             fields = population.generate(key, {name: row[0] for name, row in first.items()}, size)
         return task.loss(task.init(key), Batch(fields, jnp.ones(size)))
 
-    with contextlib.suppress(Exception), bound(task.frozen, task.frozen and task.frozen.weights):
+    with (
+        contextlib.suppress(Exception),
+        bind_weights(task.frozen, task.frozen and task.frozen.weights),
+    ):
         return products_in(jax.make_jaxpr(loss)(jax.random.key(0), shapes).jaxpr)
     return 0

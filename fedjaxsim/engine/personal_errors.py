@@ -26,7 +26,7 @@ from fedjaxsim.engine.standard_errors import (
 )
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.hyperparameters import Hyperparameters, client_values
-from fedjaxsim.models.model import bound
+from fedjaxsim.models.model import bind_weights
 from fedjaxsim.tasks.in_source import TaskInSource
 
 _logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ def personal_functions(program: Program) -> PersonalFunctions:
                 return scores.T @ (factor[:, None] * scores), unlike
 
             assert pull_of is not None
-            with bound(task.frozen, rows.frozen):
+            with bind_weights(task.frozen, rows.frozen):
                 client_hparams = client_values(algorithm.hyperparameters, hparams, client_id)
                 pull = pull_of(state.shared, personal, data, client_hparams, client_id)
                 strength, centre, _ = pull
@@ -299,7 +299,7 @@ def personal_functions(program: Program) -> PersonalFunctions:
                 params = algorithm.predict(unravel(w), back(v), hparams, client_id)
                 return ravel_pytree(params)[0]
 
-            with bound(task.frozen, rows.frozen):
+            with bind_weights(task.frozen, rows.frozen):
                 of_moved = jax.jacfwd(moved, (0, 1))(w, v)
                 (v_of_w, v_of_v), (part_of_w, part_of_v) = of_moved
                 model_of_w, model_of_v = jax.jacfwd(model, (0, 1))(w, v)

@@ -41,7 +41,7 @@ from fedjaxsim.hyperparameters import (
 )
 from fedjaxsim.kernels.backend import planning_for
 from fedjaxsim.keys import Stream
-from fedjaxsim.models.model import bound
+from fedjaxsim.models.model import bind_weights
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.accounting.in_loop import allows
 from fedjaxsim.privacy.events import Account, Examples, PrivacyEvent
@@ -255,7 +255,7 @@ class Program:
         plan = self.plan_of_evaluation(state)
 
         def one(personal, client_id):
-            with bound(self.algorithm.task.frozen, rows.frozen):
+            with bind_weights(self.algorithm.task.frozen, rows.frozen):
                 params = self.predict(state, personal, hparams, client_id, rows, plan.reading)
                 key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
                 data = rows.of(client_id, key, self.minibatches, plan.reading)
@@ -383,7 +383,7 @@ class Program:
             share = availability and work_of(availability, drawn.clients, round_, client_id)
             data = rows.of(client_id, batch_key, self.minibatches, reading, consumed, order, share)
             context = Context(round_, context_key, client_id, self.num_clients, rate)
-            with bound(algorithm.task.frozen, rows.frozen):
+            with bind_weights(algorithm.task.frozen, rows.frozen):
                 personal, message, metrics = algorithm.client(
                     shared, personal, data, hparams, context
                 )

@@ -34,7 +34,7 @@ from fedjaxsim.engine.purity import (
 from fedjaxsim.kernels import backend
 from fedjaxsim.kernels.products import Product, Sealed
 from fedjaxsim.kernels.read_rows import check_reads
-from fedjaxsim.models.model import FrozenWeights, bound
+from fedjaxsim.models.model import FrozenWeights, bind_weights
 from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.messages import Messages
@@ -140,7 +140,7 @@ class TracedOnce:
 
         def of_arrays(arrays):
             args, weights = parts.join(arrays)
-            with bound(self._frozen, weights):
+            with bind_weights(self._frozen, weights):
                 return function(*args)
 
         made = _Trace.of(of_arrays, shapes)

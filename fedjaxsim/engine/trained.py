@@ -21,7 +21,7 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.engine.work import row_of
 from fedjaxsim.hyperparameters import Hyperparameters, client_values
 from fedjaxsim.keys import Stream
-from fedjaxsim.models.model import bound
+from fedjaxsim.models.model import bind_weights
 from fedjaxsim.tasks.in_source import TaskInSource
 
 PyTree = Any
@@ -57,7 +57,7 @@ def trained_functions(program: Program) -> TrainedFunctions:
             fields, client = row
             safe_client = jnp.maximum(client, 0)
             personal = jax.tree.map(lambda leaf: leaf[safe_client], state.personal)
-            with bound(task.frozen, rows.frozen):
+            with bind_weights(task.frozen, rows.frozen):
                 params = program.predict(state, personal, hparams, safe_client, rows, reading)
                 if strangers:
                     params = jax.tree.map(
@@ -79,7 +79,7 @@ def trained_functions(program: Program) -> TrainedFunctions:
 
         def of_client(client_id):
             key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
-            with bound(task.frozen, rows.frozen):
+            with bind_weights(task.frozen, rows.frozen):
                 data = rows.of(client_id, key, program.minibatches, reading)
                 return program.measure(params, data)
 

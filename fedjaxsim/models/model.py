@@ -43,7 +43,7 @@ class FrozenWeights:
 
 
 @contextlib.contextmanager
-def bound(frozen: FrozenWeights | None, weights: Any) -> Iterator[None]:
+def bind_weights(frozen: FrozenWeights | None, weights: Any) -> Iterator[None]:
     """Bind an argument of a program, if a model has frozen weights and the program the argument."""
     if frozen is None or weights is None:
         yield
@@ -179,7 +179,7 @@ def in_bfloat16(model: Model) -> Model:
 
     def apply(params, x):
         frozen = model.frozen
-        with bound(frozen, frozen and rounded(frozen.argument.get())):
+        with bind_weights(frozen, frozen and rounded(frozen.argument.get())):
             return model.apply(rounded(params), rounded(x)).astype(jnp.float32)
 
     def train(params, x, weight, keys):

@@ -35,7 +35,7 @@ from fedjaxsim.privacy.events import (
     Silos,
 )
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule
-from fedjaxsim.privacy.silos import Minibatches, delta_of, profile
+from fedjaxsim.privacy.silos import SiloMinibatches, delta_of, profile
 
 TOLERANCE = 1e-3
 """Largest relative gap between the target and the ε of a calibrated run."""
@@ -378,7 +378,7 @@ def equal_example_noise(silos: Silos, epsilon: float, rounds: int) -> tuple[tupl
         delta, number = delta_of(silos, count), rounds * silos.minibatches(count)
 
         def taken(z, count=count, number=number):
-            return (Minibatches(count, silos.size, number, z / root, silos.capacity),)
+            return (SiloMinibatches(count, silos.size, number, z / root, silos.capacity),)
 
         def cost(z, delta=delta, taken=taken):
             return profile(taken(z), "zero_out").epsilon(delta)

@@ -38,7 +38,7 @@ _NUMBERS = 65536
 """Number of values of ε and δ that stay in memory."""
 
 
-class Minibatches(NamedTuple):
+class SiloMinibatches(NamedTuple):
     """T minibatches of expected size b of one client with n rows, n public.
 
     A minibatch above its capacity (None for enough) loses examples, whichever they are.
@@ -74,7 +74,9 @@ class Minibatches(NamedTuple):
 
 @functools.lru_cache(maxsize=_GRIDS)
 def profile(
-    taken: tuple[Minibatches, ...], adjacency: Adjacency, released: tuple[PrivacySpend, ...] = ()
+    taken: tuple[SiloMinibatches, ...],
+    adjacency: Adjacency,
+    released: tuple[PrivacySpend, ...] = (),
 ) -> Profile:
     """Compute δ(ε) of one row, within 0.1 % in ε; sound for whoever sees the client's messages.
 
@@ -191,7 +193,7 @@ def delta_of(silos: Silos, count: int) -> float:
     return default_delta(max(1, count)) if silos.delta is None else silos.delta
 
 
-def _taken(charges: Sequence[Any], client: int, taken: int | None) -> tuple[Minibatches, ...]:
+def _taken(charges: Sequence[Any], client: int, taken: int | None) -> tuple[SiloMinibatches, ...]:
     """Return the minibatches of a client, `taken` in number, if known."""
     all_batches = []
     single = len(charges) == 1 and len(charges[0].entries) == 1
@@ -205,5 +207,5 @@ def _taken(charges: Sequence[Any], client: int, taken: int | None) -> tuple[Mini
             z_k = float(np.float32(dict(silos.noise).get(count, 0.0))) if silos.noise else z
             if number and count:
                 z_k /= math.sqrt(silos.gradients)
-                all_batches.append(Minibatches(count, silos.size, number, z_k, silos.capacity))
+                all_batches.append(SiloMinibatches(count, silos.size, number, z_k, silos.capacity))
     return tuple(all_batches)

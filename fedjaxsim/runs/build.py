@@ -20,8 +20,8 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.data.variance_components import variance_ratios
 from fedjaxsim.divergence import Record
-from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
+from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.program import ClientMetrics, run_key
 from fedjaxsim.engine.rows import Rows

@@ -14,8 +14,8 @@ from fedjaxsim import keys
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.data.population import has_same_clients
 from fedjaxsim.divergence import DivergingWarning, Record
-from fedjaxsim.engine.checks import require_key
 from fedjaxsim.engine.evaluation import EvaluationPlan
+from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import ledger, selection
 from fedjaxsim.privacy.assumptions import no_guarantee

@@ -76,7 +76,7 @@ def read_raw(path: Path) -> dict[str, Any]:
     """Read the keys of a TOML file as names of settings, with their values unconverted."""
     table = content(path)
     with in_file(path):
-        raw = dict(entries(table, OUTPUT | {"sweep": "is for `fedjaxsim sweep`"}))
+        raw = dict(settings_in(table, OUTPUT | {"sweep": "is for `fedjaxsim sweep`"}))
         check_parts(raw)
     return raw
 
@@ -94,7 +94,7 @@ def content(path: Path) -> dict[str, Any]:
     return read_tables(path, "is not a TOML file")
 
 
-def entries(
+def settings_in(
     table: Mapping[str, Any], refused: Mapping[str, str], place: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """Yield the names of settings and values of a table, without `RECORDS`; its keys take - or _.

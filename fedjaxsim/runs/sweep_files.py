@@ -15,7 +15,7 @@ from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, check_parts
 from fedjaxsim.runs.settings import displaced, table_of, unread_by
-from fedjaxsim.runs.settings_files import OUTPUT, content, entries
+from fedjaxsim.runs.settings_files import OUTPUT, content, settings_in
 
 MOST_RUNS = 100_000
 """Most runs of a sweep, or seeds of a run."""
@@ -128,7 +128,7 @@ def read_file(path: Path) -> SweepFile:
     with in_file(path):
         search, tables = file_content.pop("search", None), _tables(file_content.pop("sweep", None))
         boxes = [table.pop("search", [{}])[0] for table in tables]
-        base = dict(entries(file_content, REFUSED))
+        base = dict(settings_in(file_content, REFUSED))
         options = settings_of(SweepOptions)
         option_values = {
             name: options[name].convert(base.pop(name)) for name in [*base] if name in options
@@ -149,7 +149,7 @@ def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
         raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}; got {sweep}")
     above = "is an option of the sweep: write it above the tables"
     refused = dict.fromkeys((*settings_of(SweepOptions), "metric"), above) | REFUSED
-    return [lists(dict(entries(table, refused, "[sweep]: ")), "[sweep]") for table in tables]
+    return [lists(dict(settings_in(table, refused, "[sweep]: ")), "[sweep]") for table in tables]
 
 
 def _is_one_value(setting: Setting, values: list[Any]) -> bool:

@@ -33,7 +33,7 @@ from fedjaxsim.runs.settings import (
     table_of,
     unread,
 )
-from fedjaxsim.runs.settings_files import check_flags, entries
+from fedjaxsim.runs.settings_files import check_flags, settings_in
 from fedjaxsim.runs.sweep_files import (
     MOST_RUNS,
     NOTHING,
@@ -451,13 +451,13 @@ def _search(file: SweepFile) -> Search:
         raise ValueError("search must be a table [search], and in a [[sweep]] table {…}")
     common, seeds = dict(common), common.get("seeds")
     common.pop("seeds", None)  # as a setting of a file it is refused
-    common_entries = dict(entries(common, REFUSED, "[search]: "))
+    common_entries = dict(settings_in(common, REFUSED, "[search]: "))
     points = common_entries.pop("points", None)
     if points is not None:
         points = Setting("points", int, least=1).convert(points, "points in [search]")
     if not isinstance(seeds, list) or not seeds:
         raise ValueError("[search] needs seeds, a list of those that choose, as in seeds = [1000]")
     lists({"seeds": seeds}, "[search]")
-    every = [common_entries | dict(entries(box, REFUSED, "[search]: ")) for box in boxes]
+    every = [common_entries | dict(settings_in(box, REFUSED, "[search]: ")) for box in boxes]
     searched = tuple(lists(box, "[search]") for box in every)
     return Search(file.base, file.options, tuple(file.tables), searched, points, tuple(seeds))

@@ -11,7 +11,7 @@ from fedjaxsim import keys
 from fedjaxsim.checks import prefixed
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
-from fedjaxsim.engine.checks import require_key
+from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
 from fedjaxsim.metrics import Metric, named_metric, require_direction

@@ -16,7 +16,7 @@ import fedjaxsim as fjs
 from fedjaxsim.audit.bounds import of_scores
 from fedjaxsim.data.minibatches import ExampleLeakError
 from fedjaxsim.engine.evaluation import EvaluationPlan
-from fedjaxsim.models.model import bound
+from fedjaxsim.models.model import bind_weights
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend, Silos
 from fedjaxsim.privacy.guarantee import report
@@ -146,7 +146,7 @@ def test_gradients_of_two_frozen_parts_have_noise_of_their_own():
 
     def other(batch):
         assert task.frozen is not None
-        with bound(task.frozen, {k: -v for k, v in task.frozen.argument.get().items()}):
+        with bind_weights(task.frozen, {k: -v for k, v in task.frozen.argument.get().items()}):
             return {"w": task.gradient(at, batch)["w"]}
 
     sim, state = run(twice(lambda b: {"w": task.gradient(at, b)["w"]}, other), task)

@@ -50,7 +50,7 @@ from fedjaxsim.privacy.private_examples import (
     _gradients_of_examples,
     _sums_of_layers,
 )
-from fedjaxsim.privacy.silos import Minibatches
+from fedjaxsim.privacy.silos import SiloMinibatches
 from fedjaxsim.simulation_batch import SimulationBatch
 
 STEPS, SIZE = 4, 2
@@ -810,7 +810,7 @@ def test_own_apfl_runs_under_both_kinds_of_privacy():
     assert all(each.epsilon is not None for each in report.guarantees)
     assert np.asarray(state.consumed).tolist() == [2 * STEPS] * 3
     # Two gradients of one minibatch are one release with noise z/√2.
-    known = tight_epsilon([Minibatches(30, SIZE, 2 * STEPS, 2 / np.sqrt(2)).spend()], 1 / 300)
+    known = tight_epsilon([SiloMinibatches(30, SIZE, 2 * STEPS, 2 / np.sqrt(2)).spend()], 1 / 300)
     assert known <= report.examples.zero_out[1] < 1.001 * known
     shown = report.to_json()["example"]["clients"]["zero_out"]
     assert shown["min"] == report.examples.zero_out.min()
@@ -918,7 +918,7 @@ def test_epsilon_of_twenty_silos_is_that_of_dp_accounting():
 )
 def test_examples_cost_the_divergence_of_their_pair(rows, size, number, z, replace):
     """Within 2 % of the tight value for both adjacencies, at δ = 1/(10 n)."""
-    taken, delta = (Minibatches(rows, size, number, z),), 1 / (10 * rows)
+    taken, delta = (SiloMinibatches(rows, size, number, z),), 1 / (10 * rows)
     for adjacency, tight in zip(ADJACENCIES, (None, replace), strict=True):
         found = of_silos.profile(taken, adjacency).epsilon(delta)
         exact = tight_epsilon([taken[0].spend()], delta, adjacency)
@@ -998,7 +998,7 @@ def test_canary_examples_bound_epsilon_from_below(z, refuted):
     task = TASK._replace(loss=loss)
     noise = noise_of(z, capacity=canaries, size=50)
     gradient = jax.jit(lambda w: noise.gradient(task, w, drawn, batch, 0)[1])(jnp.zeros(canaries))
-    taken = (Minibatches(canaries, canaries, 1, 4.0),)
+    taken = (SiloMinibatches(canaries, canaries, 1, 4.0),)
     claimed = of_silos.profile(taken, "zero_out").epsilon(1e-3)
     bound = of_scores(-np.asarray(gradient), np.asarray(present) > 0, 1e-3)
     assert (bound.epsilon > claimed) == refuted

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.engine.checks import require_key
+from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.privacy.assumptions import KNOWN_SEED, SECRET_SEED
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import trained

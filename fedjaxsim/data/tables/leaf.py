@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjaxsim.data.arrays import SPLITS, split_called, to_float32
-from fedjaxsim.data.files import entries, in_file, reading
+from fedjaxsim.data.files import in_file, members_of, reading
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.text import encode
@@ -64,16 +64,16 @@ def read_leaf(path: str | os.PathLike[str]) -> Source:
 
 def _find_files(folder: Traversable) -> dict[str, list[Traversable]]:
     """Return the JSON files of each split in a folder or zip."""
-    shown = entries(folder)
+    shown = members_of(folder)
     while len(shown) == 1 and shown[0].is_dir():
-        folder, shown = shown[0], entries(shown[0])
+        folder, shown = shown[0], members_of(shown[0])
     splits = {split_called(child.name): child for child in shown if child.is_dir()}
     parts = {"train": folder}
     if 0 in splits and len(splits) > 1 + (None in splits):
         parts = {SPLITS[k]: child for k, child in splits.items() if k is not None}
     files = {}
     for name, part in parts.items():
-        files[name] = [file for file in entries(part) if file.name.endswith(".json")]
+        files[name] = [file for file in members_of(part) if file.name.endswith(".json")]
         if not files[name]:
             raise ValueError(f"{part} holds no *.json files to read")
     return files

@@ -55,7 +55,7 @@ _PARTS = {
 """The kind of each part, and an example."""
 
 
-def check_parts(**parts: Any) -> None:
+def check_part_types(**parts: Any) -> None:
     """Check the type of each named part of a simulation.
 
     A subclass is refused: it could answer otherwise each time it is asked, or have another cost.
