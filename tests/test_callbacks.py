@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -262,6 +263,17 @@ def test_the_records_of_several_runs_are_those_of_each(made, tmp_path):
         assert row == pytest.approx(wanted, rel=1e-4)
     with pytest.raises(ValueError, match="2 runs"):
         many.run(many.init(0), 2, callbacks=[Patience(3)])
+
+
+def test_a_run_from_an_earlier_state_leaves_no_later_record(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    state: Any = SimpleNamespace(round=2)
+    lines = [f'{{"round": {round_}}}\n' for round_ in (0, 2, 4)]
+    path.write_text("".join(lines))
+    file = MetricsFile(path)
+    file.memory = 4  # it was there that the callback ended
+    file.start(state)
+    assert path.read_text() == "".join(lines[:2])
 
 
 def test_a_file_of_records_is_read_back_and_grows_no_memory(made, tmp_path):
