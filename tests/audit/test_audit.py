@@ -123,7 +123,7 @@ def test_sound_runs_are_spared(kind):
         "groups": fjs.privacy.correlated(bands=3), "cyclic": fjs.privacy.banded(bands=2)
     }  # fmt: skip
     mechanism = mechanisms.get(kind, fjs.gaussian())
-    states, report = bench.states_of(kind, mechanism, 25 if kind == "full" else 50, z=2.0)
+    states, report = bench.states_of(kind, mechanism, 25, z=2.0)
     found = [result([state], report) for state in states]
     assert sum(one.epsilon > (one.reported or 0.0) for one in found) <= 1
     assert sum(one.refuted for one in found) <= 1  # each with probability 1e-4 at most

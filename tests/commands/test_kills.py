@@ -1,4 +1,4 @@
-"""A run of many clients that is killed at random moments of its life ends as if nobody had.
+"""A run of many clients that is killed at a random moment of its life ends as if nobody had.
 
 `benchmarks/reliability.py kills` does so for a million clients, sweeps, tunings and processes.
 """
@@ -19,7 +19,6 @@ RUN = [
     "--sampling-rate", "0.005", "--local-steps", "1", "--rounds", "40", "--eval-every", "10",
 ]  # fmt: skip
 OFTEN = ["--checkpoint-every", "10"]
-KILLS = 2
 
 
 def process(out):
@@ -47,21 +46,19 @@ def test_a_killed_run_of_many_clients_resumes_byte_for_byte(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     begin = time.monotonic()
     finish(process(whole))
-    length, chance, kills = time.monotonic() - begin, random.Random(0), 0
-    while not RunDirectory(killed).is_finished():
+    length, chance = time.monotonic() - begin, random.Random(0)
+    while True:
         running = process(killed)
-        if kills == KILLS:
-            finish(running)
-            continue
         try:
             _, errors = running.communicate(timeout=chance.uniform(0, length))
         except subprocess.TimeoutExpired:
             running.kill()
             running.communicate()
-            kills += 1
-        else:
-            assert running.returncode == 0, errors
-            if kills == 0:  # the machine is faster than it was: again, and earlier
-                shutil.rmtree(killed)
-                length /= 2
+            break
+        assert running.returncode == 0, errors
+        # The machine is faster than it was: again, and earlier.
+        shutil.rmtree(killed)
+        length /= 2
+    if not RunDirectory(killed).is_finished():
+        finish(process(killed))
     assert content(killed) == content(whole)
