@@ -42,8 +42,6 @@ _UNROLLED = threefry.words
 _FACTORS = tuple(np.uint32(factor) for factor in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F))
 """Odd numbers whose bits look random, of xxHash."""
 _EXACT = noise._draw
-_OF_EXACT_KEYS = {"test_billboard.py", "test_ifca.py", "test_records.py", "test_whole_run.py"}
-"""Files in other folders whose seeds were chosen for the keys of Threefry."""
 _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content
 _GROWTH = 700_000_000
@@ -243,7 +241,7 @@ def shared_system(request):
 @pytest.fixture(scope="module", autouse=True)
 def _noise_of_folder(request):
     draw = _draw_of(request.path)
-    exact_keys = draw is _EXACT or request.path.name in _OF_EXACT_KEYS
+    exact_keys = draw is _EXACT or request.node.get_closest_marker("exact_keys") is not None
     with _drawn_by(draw, exact_keys), assembled.shared():
         yield
 

@@ -61,6 +61,12 @@ def test_the_oldest_versions_are_those_that_are_declared():
         assert f"{oldest[name]}.".startswith(f"{least}."), name
 
 
+def test_tests_of_a_group_run_in_one_process(request):
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("tests are in one process, or not in groups")
+    assert request.node.nodeid.endswith("@tests/test_project_files.py")
+
+
 def test_a_quick_call_runs_the_tests_that_a_change_touches():
     def of(*names):
         return {str(path) for path in touched(map(Path, names))}

@@ -9,6 +9,7 @@ from support.problems import least_squares, read_by
 import fedjaxsim as fjs
 from fedjaxsim.callbacks import Records, compare_records
 
+pytestmark = pytest.mark.exact_keys
 SIZES = [4, 3]
 
 

@@ -26,19 +26,23 @@ WORDS = re.compile(r"\b(so many|likewise|told|doors?|as of `)", re.IGNORECASE)
 
 
 @functools.cache
-def docstrings():
-    """Return the place and the text of every docstring of the package."""
-    return [*_docstrings()]
-
-
-def _docstrings():
+def texts():
+    """Return the docstrings of the package, then all strings with a space: places and texts."""
+    docstrings, strings = [], []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                strings.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.value))
+            elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 text = ast.get_docstring(node)
                 if text:
                     name = getattr(node, "name", "module")
-                    yield f"{path.relative_to(PACKAGE)}: {name}", text
+                    docstrings.append((f"{path.relative_to(PACKAGE)}: {name}", text))
+    return docstrings, strings
+
+
+def docstrings():
+    return texts()[0]
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun():
@@ -53,11 +57,9 @@ def test_docstrings_use_the_names_of_things():
 
 def test_docstrings_and_messages_have_a_noun_where_grammar_would_stand_for_it():
     found = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}: {phrase[0]}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-        for phrase in PLAIN.finditer(ALLOWED.sub("", " ".join(node.value.split())))
+        f"{place}: {phrase[0]}"
+        for place, text in texts()[1]
+        for phrase in PLAIN.finditer(ALLOWED.sub("", " ".join(text.split())))
     ]
     assert found == []
 

@@ -17,6 +17,7 @@ from fedjaxsim.engine.trained import first_states
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import seed_key
 
+pytestmark = pytest.mark.exact_keys
 ETA, K = 0.1, 3
 
 

@@ -394,7 +394,7 @@ def test_what_does_not_suit_is_refused():
 
 
 @pytest.mark.parametrize("factory", [mpmtl, stl])
-@pytest.mark.parametrize("task", [cox(linear((2,), 1)), softmax(mlp((2,), 2), 2)])
-def test_models_that_are_no_matrix_and_losses_that_compare_rows_are_refused(factory, task):
-    with pytest.raises(ValueError, match=r"linear models.* compares no rows of a client"):
-        factory(task)
+def test_models_that_are_no_matrix_and_losses_that_compare_rows_are_refused(factory):
+    for task in (cox(linear((2,), 1)), softmax(mlp((2,), 2), 2)):
+        with pytest.raises(ValueError, match=r"linear models.* compares no rows of a client"):
+            factory(task)

@@ -33,6 +33,7 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.task import known_regression
 from fedjaxsim.testing import check_billboard
 
+pytestmark = pytest.mark.exact_keys
 M, VICTIM = 12, 4
 VALUES = {
     "lam": 0.2,

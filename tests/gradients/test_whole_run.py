@@ -24,6 +24,7 @@ from fedjaxsim.privacy.messages import clip_by_global_norm
 from fedjaxsim.privacy.samplers import full_participation, poisson
 from fedjaxsim.privacy.schedule import Schedule
 
+pytestmark = pytest.mark.exact_keys
 THOROUGH = pytest.mark.thorough
 T = 50
 LIKE_OTHERS = ("scaffold", "feddyn", "qffl", "pfedme", "per-fedavg", "fedala")

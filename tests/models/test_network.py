@@ -50,14 +50,15 @@ def test_sizes_of_linear_and_mlp():
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "width"),
+    ("make_model", "shape", "width"),
     [
-        (mlp((5,), 3, hidden=(7, 4)), (5,), 4),
-        (mlp((5,), 3, hidden=()), (5,), 5),
-        pytest.param(cnn((16, 16), 3), (16, 16), 64, marks=pytest.mark.thorough),
+        (lambda: mlp((5,), 3, hidden=(7, 4)), (5,), 4),
+        (lambda: mlp((5,), 3, hidden=()), (5,), 5),
+        pytest.param(lambda: cnn((16, 16), 3), (16, 16), 64, marks=pytest.mark.thorough),
     ],
 )
-def test_the_output_layer_is_named(model, shape, width):
+def test_the_output_layer_is_named(make_model, shape, width):
+    model = make_model()
     # With the output layer at zero the outputs are its bias.
     params = jax.jit(model.init)(jax.random.key(0))
     assert params[model.output_layer]["kernel"].shape == (width, 3)

@@ -185,18 +185,21 @@ def types_of_products(function, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("model", "x"),
+    ("make_model", "shape", "dtype"),
     [
-        (linear((4,), 3), jnp.ones((2, 4))),
-        (mlp((4,), 3, (5,)), jnp.ones((2, 4))),
-        (mlp((4,), 3, (5,)), jnp.ones((2, 4), jnp.uint8)),
-        (cnn((16, 16), 3), jnp.ones((2, 16, 16))),
-        (make("gru"), tokens()),
-        (make("transformer"), tokens()),
+        (lambda: linear((4,), 3), (4,), "float32"),
+        (lambda: mlp((4,), 3, (5,)), (4,), "float32"),
+        (lambda: mlp((4,), 3, (5,)), (4,), "uint8"),
+        (lambda: cnn((16, 16), 3), (16, 16), "float32"),
+        (lambda: make("gru"), (LENGTH,), "uint8"),
+        (lambda: make("transformer"), (LENGTH,), "uint8"),
     ],
     ids=["linear", "mlp", "integers", "cnn", "gru", "transformer"],
 )
-def test_products_are_made_in_bfloat16_between_parameters_and_outputs_in_float32(model, x):
+def test_products_are_made_in_bfloat16_between_parameters_and_outputs_in_float32(
+    make_model, shape, dtype
+):
+    model, x = make_model(), jnp.ones((2, *shape), dtype)
     low, params = in_bfloat16(model), jax.eval_shape(model.init, jax.random.key(0))
     assert jax.eval_shape(low.init, jax.random.key(0)) == params
     assert jax.eval_shape(low.apply, params, x).dtype == jnp.float32
