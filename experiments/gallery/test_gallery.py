@@ -1,5 +1,6 @@
 """The gallery's algorithms beside loops over clients written by hand, and under noise."""
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -675,32 +676,48 @@ def test_clusters_are_those_of_a_mixture_by_scikit_learn_and_move_by_their_means
     population = fjs.Population.from_clients([{"x": a, "y": b} for a, b in zip(x, y, strict=True)])
     make, batches = factory("dpcfl"), fjs.Minibatches(5, epochs=1)
     task, parts = squared(linear((3,), 1)), (population, fjs.full_participation(), batches)
-    sim = fjs.Simulation(make(task, num_clients=6), *parts, fjs.privacy.every_row())
+    algorithm = make(task, num_clients=6, drawn_rounds=3)
+    sim = fjs.Simulation(algorithm, *parts, fjs.privacy.every_row())
     hparams = sim.hyperparameters(learning_rate=eta)
     state = sim.init(0, hparams)
-    w = np.r_[np.ravel(state.shared.models["kernel"][0]), state.shared.models["bias"][0]]
-    x1 = np.concatenate([x, np.ones((6, 10, 1))], axis=2)
+
+    def models(shared):
+        return np.c_[shared.models["kernel"][:, 0], shared.models["bias"]]
+
+    w, x1 = models(state.shared)[0], np.concatenate([x, np.ones((6, 10, 1))], axis=2)
     # Two gradients of (x w − y) x, each the mean over five rows.
     sent = -eta * 2 * np.einsum("knd,kn->kd", x1, x1 @ w - y) / 10
     state, _ = sim.round(state, hparams)
-    found = np.asarray(state.shared.of_client)
-    mixture = GaussianMixture(2, covariance_type="spherical", random_state=0).fit(sent)
-    assert {*zip(found.tolist(), mixture.predict(sent).tolist(), strict=True)} in (
-        {(0, 0), (1, 1)}, {(0, 1), (1, 0)},
-    )  # fmt: skip
-    np.testing.assert_array_equal(found == found[0], kinds == kinds[0])
-    for cluster in range(2):
-        moved = w + sent[found == cluster].mean(axis=0)
-        models = jax.tree.map(lambda leaf, c=cluster: np.ravel(leaf[c]), state.shared.models)
-        np.testing.assert_allclose(np.r_[models["kernel"], models["bias"]], moved, atol=1e-5)
-    first = state.shared
-    state, _ = sim.round(state, hparams)
-    np.testing.assert_array_equal(state.shared.of_client, found)
-    assert not np.allclose(state.shared.models["bias"], first.models["bias"])
+    shared = state.shared
+    cluster = np.asarray(shared.of_client)
+    mixture = GaussianMixture(2, covariance_type="spherical", random_state=0, tol=1e-9).fit(sent)
+    probabilities = mixture.predict_proba(sent)
+    same = (probabilities[0] > 0.5) == np.asarray(shared.probabilities[0] > 0.5)
+    order = [0, 1] if same.all() else [1, 0]
+    np.testing.assert_allclose(shared.probabilities, probabilities[:, order], atol=1e-4)
+    np.testing.assert_array_equal(cluster == cluster[0], kinds == kinds[0])
+    means = [w + sent[cluster == k].mean(axis=0) for k in range(2)]
+    np.testing.assert_allclose(models(shared), means, atol=1e-5)
+    radius = np.sqrt(mixture.covariances_.max())
+    overlap = 2 * normal.sf(np.linalg.norm(np.subtract(*mixture.means_)) / (2 * radius))
+    assert shared.switch == int((1 - overlap) * 3)
+    while state.round < shared.switch:
+        state, _ = sim.round(state, hparams)
+        np.testing.assert_array_equal(state.shared.of_client, cluster)
+        assert not np.allclose(state.shared.models["bias"], shared.models["bias"])
+    # Wherever they were, clients choose the model with the smaller loss on their rows.
+    before = state.shared
+    swapped = dataclasses.replace(state, shared=before._replace(of_client=1 - before.of_client))
+    state, _ = sim.round(swapped, hparams)
+    losses = np.square(np.einsum("knd,cd->kcn", x1, models(before)) - y[:, None]).mean(axis=2)
+    np.testing.assert_array_equal(state.shared.of_client, losses.argmin(axis=1))
+    np.testing.assert_array_equal(models(state.shared), models(before))
 
-    # Of examples only gradients are charged, one a minibatch: rows and clusters are free.
+    # Of examples only gradients are charged, one a minibatch: rows and clusters are free, and
+    # choices, here in round 2, are gradients.
     protected = fjs.private_examples(task, epsilon=4.0, rounds=2)
-    of_examples = fjs.Simulation(make(protected, num_clients=6), *parts, fjs.privacy.every_row())
+    algorithm = make(protected, num_clients=6, drawn_rounds=1)
+    of_examples = fjs.Simulation(algorithm, *parts, fjs.privacy.every_row())
     values = of_examples.hyperparameters(learning_rate=eta, noise_multiplier=0.0, clip=1e6)
     guarantees = of_examples.guarantee(after(of_examples, values, 2, 0)).guarantees
     spent = next(g.epsilon for g in guarantees if (g.unit, g.adjacency) == ("example", "zero_out"))
