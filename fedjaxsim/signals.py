@@ -49,8 +49,8 @@ def stopped(numbers: Iterable[int]) -> tuple[str, int]:
 def stop_on_signal(recovery_hint: Callable[[], str] = str) -> Iterator[Stop]:
     """Yield an event that the first signal sets.
 
-    A second one ends the process at once, and so does a round that does not return in time; `kept`
-    says what that leaves, and how to continue.
+    A second one ends the process at once, and so does a round that does not return in time;
+    `recovery_hint` says what that leaves, and how to continue.
     """
     stop = Stop()
 

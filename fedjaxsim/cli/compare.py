@@ -1,7 +1,5 @@
 """`fedjaxsim compare`: finished runs side by side."""
 
-import csv
-import io
 import os
 import sys
 from pathlib import Path
@@ -86,7 +84,7 @@ def _content(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
     if out.suffix == ".tex":
         return "\n".join(table.latex for table in comparison.tables()).encode()
     if out.suffix == ".csv":
-        return _csv(comparison)
+        return _csv(comparison).encode()
     from fedjaxsim.report.figures import comparison_figure
     from fedjaxsim.report.plots import content
 
@@ -149,11 +147,9 @@ def _page(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
     )
 
 
-def _csv(comparison: "Comparison") -> bytes:
+def _csv(comparison: "Comparison") -> str:
     """Return the summaries of all runs with all digits."""
+    from fedjaxsim.report.files import csv_text
+
     names = dict.fromkeys(name for row in comparison.rows for name in row)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(comparison.rows)
-    return text.getvalue().encode()
+    return csv_text([[*names], *([row.get(name) for name in names] for row in comparison.rows)])

@@ -1,5 +1,6 @@
 """`fedjaxsim predict`, `fedjaxsim evaluate` and `fedjaxsim coefficients`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -8,6 +9,8 @@ from fedjaxsim.cli.options import LocalDevices
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedjaxsim.runs.finished import FinishedRun
 
 _FORMATS = (".csv", ".parquet")
 _SHOWN = 20
@@ -35,25 +38,9 @@ def predict(
       out: Table of the predictions (.csv or .parquet); by default the first rows are printed.
       quiet: Print errors only.
     """
-    _check(out)
-    LocalDevices("1").start(quiet=quiet)
-    import numpy as np
-
-    from fedjaxsim.cli.messages import say
-    from fedjaxsim.report.progress import doing
-    from fedjaxsim.runs.finished import load_run
-
-    with doing(f"reading {directory} and predicting", quiet=quiet):
-        table = load_run(directory).predict(data, client=client)
-
-    def work() -> int:
-        _print(table, out, quiet=quiet)
-        if "clipped" in table and (count := np.count_nonzero(table["clipped"])):
-            of = f"{count} of {len(table)} rows"
-            say(f"warning: {of} have a feature beyond its range, and were clipped")
-        return 0
-
-    return work
+    return _table_of(
+        directory, lambda run: run.predict(data, client=client), "predicting", out, quiet=quiet
+    )
 
 
 def evaluate(
@@ -81,21 +68,12 @@ def evaluate(
       out: Table of the results (.csv or .parquet); by default the first rows are printed.
       quiet: Print errors only.
     """
-    _check(out)
     groups = by if by in (None, "class") else _groups_in(Path(by))
-    LocalDevices("1").start(quiet=quiet)
-    from fedjaxsim.report.progress import doing
-    from fedjaxsim.runs.finished import load_run
 
-    with doing(f"reading {directory} and judging its models", quiet=quiet):
-        run = load_run(directory)
-        table = run.evaluate(data, client=client, split=split, by=groups)
+    def judge(run: "FinishedRun") -> "pd.DataFrame":
+        return run.evaluate(data, client=client, split=split, by=groups)
 
-    def work() -> int:
-        _print(table, out, quiet=quiet)
-        return 0
-
-    return work
+    return _table_of(directory, judge, "judging its models", out, quiet=quiet)
 
 
 def coefficients(
@@ -117,27 +95,40 @@ def coefficients(
       out: Table of the coefficients (.csv or .parquet); by default the first rows are printed.
       quiet: Print errors only.
     """
-    _check(out)
+    return _table_of(
+        directory,
+        lambda run: run.standard_errors(standard_errors) if standard_errors else run.coefficients(),
+        "reading its models",
+        out,
+        quiet=quiet,
+    )
+
+
+def _table_of(
+    directory: Path,
+    make: Callable[["FinishedRun"], "pd.DataFrame"],
+    doing_what: str,
+    out: Path | None,
+    *,
+    quiet: bool,
+) -> Work:
+    """Make a table of a run; return the work, which writes the table or prints its first rows."""
+    if out is not None and out.suffix not in _FORMATS:
+        raise ValueError(f"out must end in {' or '.join(_FORMATS)}, got {out}")
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"out must be in a folder that exists, got {out}")
     LocalDevices("1").start(quiet=quiet)
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.finished import load_run
 
-    with doing(f"reading {directory}", quiet=quiet):
-        run = load_run(directory)
-        table = run.standard_errors(standard_errors) if standard_errors else run.coefficients()
+    with doing(f"reading {directory} and {doing_what}", quiet=quiet):
+        table = make(load_run(directory))
 
     def work() -> int:
         _print(table, out, quiet=quiet)
         return 0
 
     return work
-
-
-def _check(out: Path | None) -> None:
-    if out is not None and out.suffix not in _FORMATS:
-        raise ValueError(f"out must end in {' or '.join(_FORMATS)}, got {out}")
-    if out is not None and not out.parent.is_dir():
-        raise ValueError(f"out must be in a folder that exists, got {out}")
 
 
 def _groups_in(path: Path) -> dict[str, str]:
@@ -155,11 +146,15 @@ def _groups_in(path: Path) -> dict[str, str]:
 
 
 def _print(table: "pd.DataFrame", out: Path | None, *, quiet: bool) -> None:
-    """Write a table, or print its first rows."""
+    """Write a table, or print its first rows; warn of rows that were clipped."""
     from fedjaxsim import store
+    from fedjaxsim.cli.messages import say
     from fedjaxsim.cli.printing import print_rows
     from fedjaxsim.report.progress import number
 
+    if "clipped" in table and (count := sum(table["clipped"])):
+        of = f"{count} of {len(table)} rows"
+        say(f"warning: {of} have a feature beyond its range, and were clipped")
     if out is not None:
         content = table.to_csv(index=False).encode() if out.suffix == ".csv" else table.to_parquet()
         store.write(out, content)

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from fedjaxsim.cli.messages import (
 )
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.compilation_cache import use_cache
-from fedjaxsim.signals import Stop, stop_on_signal
+from fedjaxsim.signals import Stop, stop_on_signal, stopped
 
 Result = TypeVar("Result")
 _BROKEN = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
@@ -87,8 +87,8 @@ def _or_leave(function: Callable[[], Result], passing: tuple[type[Exception], ..
 def stoppable(recovery_hint: Callable[[], str]) -> Iterator[Stop]:
     """Yield the event that a signal sets.
 
-    `kept` says what an end in the middle leaves (by a second signal, a failed write, or the loss of
-    a process), and how to continue.
+    `recovery_hint` says what an end in the middle leaves (by a second signal, a failed write, or
+    the loss of a process), and how to continue.
     """
     with stop_on_signal(recovery_hint) as stop:
         processes.when_lost(recovery_hint)
@@ -96,6 +96,13 @@ def stoppable(recovery_hint: Callable[[], str]) -> Iterator[Stop]:
             yield stop
         except store.StorageError as error:
             raise store.StorageError(f"{error}; {recovery_hint()}") from error
+
+
+def end_stopped(numbers: Iterable[int], what: str) -> int:
+    """Say by which signal a command was stopped, and `what` that leaves; return its exit code."""
+    name, code = stopped(numbers)
+    print(f"stopped by {name}{what}", file=sys.stderr)
+    return code
 
 
 # --- compiled programs ----------------------------------------------------------------------------

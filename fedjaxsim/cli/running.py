@@ -1,7 +1,6 @@
 """The work of `fedjaxsim run` and `fedjaxsim resume`."""
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fedjaxsim.cli.printing import (
     print_table,
     warn_if_no_matplotlib,
 )
-from fedjaxsim.cli.process import stoppable
+from fedjaxsim.cli.process import end_stopped, stoppable
 from fedjaxsim.data.tables.describe import clipped_in_words, ranges_in_words
 from fedjaxsim.data.transforms import clipped_shares
 from fedjaxsim.divergence import DIVERGES, NOT_FINITE
@@ -38,7 +37,6 @@ from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.starting import PreparedRun, prepare_resume, prepare_run, warn_above
 from fedjaxsim.runs.sweep_files import MOST_RUNS
-from fedjaxsim.signals import stopped
 
 RESUME = "fedjaxsim resume"
 
@@ -59,13 +57,13 @@ def run_work(
     )  # fmt: skip
     if isinstance(prepared, RunDirectory):
         return lambda: _show(prepared, output)
-    return lambda: _begin(prepared, output)
+    return lambda: _run(prepared, output)
 
 
 def resume_work(path: Path, rounds: int | None, output: RunOutput) -> Work:
     """Check that a run can resume; return the work."""
     prepared = prepare_resume(path, rounds, loggers=output.logger, quiet=output.quiet)
-    return lambda: _begin(prepared, output)
+    return lambda: _run(prepared, output)
 
 
 def seeds_work(
@@ -111,16 +109,11 @@ def _show(directory: RunDirectory, output: RunOutput) -> int:
     return 0
 
 
-def _begin(prepared: PreparedRun, output: RunOutput) -> int:
+def _run(prepared: PreparedRun, output: RunOutput) -> int:
     """Print the warnings of a run, do it, and return the exit code."""
+    stage, path = prepared.stage, prepared.stage.path
     for warning in prepared.warnings:
         _warn(warning)
-    return _run(prepared, output)
-
-
-def _run(prepared: PreparedRun, output: RunOutput) -> int:
-    """Do a run and return the exit code."""
-    stage, path = prepared.stage, prepared.stage.path
     if path is not None and processes.is_first():
         warn_if_no_matplotlib()
 
@@ -144,12 +137,9 @@ def _run(prepared: PreparedRun, output: RunOutput) -> int:
         print(_where(path, stage.experiment.config, done.report))
     if not done.summary["interrupted"]:
         return 0
-    name, code = stopped(processes.from_all(stop.number))
-    notice = f"stopped by {name} after {done.summary['rounds']} rounds"
-    if path is not None:
-        notice += f"; to resume: {RESUME} {shlex.quote(str(path))}"
-    print(notice, file=sys.stderr)
-    return code
+    again = "" if path is None else f"; to resume: {RESUME} {shlex.quote(str(path))}"
+    after = f" after {done.summary['rounds']} rounds{again}"
+    return end_stopped(processes.from_all(stop.number), after)
 
 
 def _where(path: Path, config: RunConfig, report: Report) -> str:

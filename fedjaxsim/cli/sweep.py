@@ -1,6 +1,5 @@
 """`fedjaxsim sweep` and `fedjaxsim demo`."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,8 +104,7 @@ def _work(prepared: "Sweep | SearchedSweep") -> Work:
     """Return the work of a sweep, which prints its report."""
     from fedjaxsim.cli.messages import say
     from fedjaxsim.cli.printing import print_sweep, warn_if_no_matplotlib
-    from fedjaxsim.cli.process import stoppable
-    from fedjaxsim.signals import stopped
+    from fedjaxsim.cli.process import end_stopped, stoppable
 
     def work() -> int:
         if prepared.remark:
@@ -120,30 +118,25 @@ def _work(prepared: "Sweep | SearchedSweep") -> Work:
         print(f"files in {done.path}")
         if not done.left:
             return 0
-        name, code = stopped([stop.number])
         unfinished = f"{done.left} of {len(done.plan.runs)} runs to finish"
         again = "run the same command again to resume"
-        print(f"stopped by {name} with {unfinished}; {again}", file=sys.stderr)
-        return code
+        return end_stopped([stop.number], f" with {unfinished}; {again}")
 
     return work
 
 
 def _select(prepared: "PrivateSelection") -> Work:
     """Return the work of a private selection, which prints its result."""
-    from fedjaxsim.cli.messages import say
     from fedjaxsim.cli.printing import print_guarantee
-    from fedjaxsim.cli.process import stoppable
+    from fedjaxsim.cli.process import end_stopped, stoppable
     from fedjaxsim.runs.directory import GUARANTEE
-    from fedjaxsim.signals import stopped
 
     def work() -> int:
         with stoppable(lambda: "nothing was selected") as stop:
             content = prepared.run(stop)
         if content is None:
-            name, code = stopped([stop.number])
-            say(f"stopped by {name}: nothing was selected; run the same command again")
-            return code
+            nothing = ": nothing was selected; run the same command again"
+            return end_stopped([stop.number], nothing)
         print("  ".join(f"{key} {value}" for key, value in content.items()))
         print_guarantee(prepared.report, prepared.path / GUARANTEE, explain=False)
         print(f"files in {prepared.path}")

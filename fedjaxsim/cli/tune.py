@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,10 +56,9 @@ def tune(
     """
     LocalDevices().start(quiet=quiet)
     from fedjaxsim.cli.messages import say
-    from fedjaxsim.cli.process import stoppable
+    from fedjaxsim.cli.process import end_stopped, stoppable
     from fedjaxsim.privacy.assumptions import SHARED_SEED
     from fedjaxsim.report.progress import doing
-    from fedjaxsim.signals import stopped
     from fedjaxsim.tuning.descent import NOT_FINITE
     from fedjaxsim.tuning.run import TUNED, prepare_tuning
 
@@ -82,10 +80,8 @@ def tune(
         print(f"files in {out}; {again} runs with the result")
         if not stop.is_set():
             return 0
-        name, code = stopped([stop.number])
         hint = "the path so far is kept; run the same command again to resume"
-        print(f"stopped by {name}; {hint}", file=sys.stderr)
-        return code
+        return end_stopped([stop.number], f"; {hint}")
 
     return work
 

@@ -103,20 +103,22 @@ def lines(records: Iterable[Mapping[str, Any]], *, exact: bool = False) -> bytes
     return "".join(f"{json.dumps(value, allow_nan=exact)}\n" for value in values).encode()
 
 
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def write_csv(path: Path, columns: Mapping[str, Any]) -> None:
     """Write a table; numbers that are not finite stay empty."""
     arrays = [np.asarray(column) for column in columns.values()]
 
-    def of_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-        text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        return text.getvalue().encode()
-
     def parts() -> Iterator[bytes]:
-        yield of_lines([list(columns)])
+        yield csv_text([list(columns)]).encode()
         for begin in range(0, max(map(len, arrays)), _BLOCK):
             block = (strict(array[begin : begin + _BLOCK]) for array in arrays)
-            yield of_lines(zip(*block, strict=True))
+            yield csv_text(zip(*block, strict=True)).encode()
 
     store.write(path, parts)
 

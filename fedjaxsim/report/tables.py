@@ -1,10 +1,10 @@
 """A table of text, as CSV, LaTeX (booktabs) or HTML."""
 
-import csv
 import html
-import io
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from fedjaxsim.report.files import csv_text
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -25,10 +25,8 @@ class TextTable(NamedTuple):
     @property
     def csv(self) -> str:
         """The table as CSV."""
-        text = io.StringIO(newline="")
-        lines = [[" ".join(cell.split()) for cell in row] for row in (self.headings, *self.rows)]
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        return text.getvalue()
+        lines = (self.headings, *self.rows)
+        return csv_text([[" ".join(cell.split()) for cell in line] for line in lines])
 
     @property
     def latex(self) -> str:
