@@ -121,8 +121,7 @@ def compare(
 
     comparison = read(map(Path, paths), metric, all_runs=all_runs)
     rows = comparison.compared()
-    runs = [compared_run.run for compared_run in comparison.runs]
-    names = (*SPENT, *SPENT_OF_EXAMPLES) if protect_examples(runs) else SPENT
+    names = (*SPENT, *SPENT_OF_EXAMPLES) if protect_examples(comparison.runs) else SPENT
     for row, system in zip(rows, comparison.systems, strict=True):
         for name in names:
             values: list[Any] = [run.rows[-1].get(name) for run in system.runs.values()]

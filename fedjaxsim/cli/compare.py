@@ -60,7 +60,7 @@ def compare(
 
     def work() -> int:
         if json:
-            assumed = [compared_run.guarantee["assumed"] for compared_run in comparison.runs]
+            assumed = [run.guarantee["assumed"] for run in comparison.runs]
             shown = [
                 row | {"assumed": of} for row, of in zip(comparison.rows, assumed, strict=True)
             ]
@@ -106,25 +106,18 @@ def _page(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
     curves = comparison_figure(comparison.systems, comparison.shown, axis)
     pictures = {"Curves": content(curves)}
     clients = [
-        (
-            compared_run.run.name,
-            compared_run.clients["train_rows"],
-            compared_run.clients[comparison.column],
-        )
-        for compared_run in comparison.runs
-        if compared_run.clients is not None
-        and {"train_rows", comparison.column} <= compared_run.clients.keys()
+        (run.name, run.clients["train_rows"], run.clients[comparison.column])
+        for run in comparison.runs
+        if run.clients is not None and {"train_rows", comparison.column} <= run.clients.keys()
     ][:_PANELS]
     if clients:
         metric = column_metric(comparison.column, comparison.metrics)
         pictures["Clients against their rows"] = content(clients_figure(clients, metric))
     texts = {}
-    for compared_run in comparison.runs:
-        texts[f"{compared_run.run.name}: guarantee"] = str(Report.from_json(compared_run.guarantee))
-        settings = {
-            name: value for name, value in compared_run.run.config.items() if value is not None
-        }
-        texts[f"{compared_run.run.name}: settings"] = tomli_w.dumps(settings)
+    for run in comparison.runs:
+        texts[f"{run.name}: guarantee"] = str(Report.from_json(run.guarantee))
+        settings = {name: value for name, value in run.config.items() if value is not None}
+        texts[f"{run.name}: settings"] = tomli_w.dumps(settings)
     warnings = filter(None, (comparison.worse, comparison.drawn_twice))
     return page(
         "Runs",
@@ -140,9 +133,9 @@ def _page(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
         ],
         texts,
         {
-            row["run"]: os.path.relpath(compared_run.path, out.parent)
+            row["run"]: os.path.relpath(run.path, out.parent)
             for rows in (comparison.rows, comparison.described_rows)
-            for row, compared_run in zip(rows, comparison.runs, strict=True)
+            for row, run in zip(rows, comparison.runs, strict=True)
         },
     )
 

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.progress import number
 
@@ -32,8 +33,8 @@ def short_name(part: str) -> str:
 
 def data_name(data: str) -> str:
     """Return the name of a data set without its folder, as in `patients` of csv:x/patients.csv."""
-    kind, _, path = data.partition(":")
-    return PurePath(path).stem or kind
+    spec = DataSpec(data)
+    return PurePath(spec.path).stem or spec.kind
 
 
 def data_label(data: str, clients: int | None) -> str:

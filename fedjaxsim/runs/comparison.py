@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,20 +44,25 @@ from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ComparedRun:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ComparedRun(Run):
     """A finished run, its guarantee as JSON, and the rounds that it drew from each key.
 
     `path` is the folder of the run, or of the sweep that it is in, whose name is `sweep`, with its
     `swept` values.
     """
 
-    run: Run
     path: Path
     guarantee: Record
     draws: tuple[entries.Drawn, ...]
     sweep: str = ""
     swept: Record = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Run, **changes: Any) -> Self:
+        """Return a run of a table with what else is known of it, and changes."""
+        names = [field.name for field in dataclasses.fields(Run)]
+        return cls(**{name: getattr(run, name) for name in names} | changes)
 
     @functools.cached_property
     def clients(self) -> dict[str, np.ndarray] | None:
@@ -72,7 +78,12 @@ class ComparedRun:
     @property
     def row(self) -> Record:
         """Its name and summary."""
-        return {"run": self.run.name, **self.run.summary}
+        return {"run": self.name, **self.summary}
+
+    @property
+    def source(self) -> str:
+        """The name of its sweep, whose runs share sentences and keys, or its own."""
+        return self.sweep or self.name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,23 +102,23 @@ class Comparison:
     @functools.cached_property
     def metrics(self) -> MetricRecords:
         """The records of the metrics."""
-        return metrics_of([compared_run.run for compared_run in self.runs])
+        return metrics_of(self.runs)
 
     @property
     def rows(self) -> list[Record]:
         """The summary of each run, with its name."""
-        return [compared_run.row for compared_run in self.runs]
+        return [run.row for run in self.runs]
 
     @property
     def described_rows(self) -> list[Record]:
         """The rows; names of a sweep's runs are followed by their swept values."""
         rows = self.rows
-        for row, compared_run in zip(rows, self.runs, strict=True):
+        for row, run in zip(rows, self.runs, strict=True):
             words = [
                 value_label(key, value)
                 if key == "algorithm"
                 else f"{key_label(key)} {value_label(key, value)}"
-                for key, value in compared_run.swept.items()
+                for key, value in run.swept.items()
                 if value is not None
             ]
             row["run"] = " ".join([row["run"], ", ".join(words)]).rstrip()
@@ -116,7 +127,7 @@ class Comparison:
     @functools.cached_property
     def systems(self) -> list[System]:
         """The runs of each setting."""
-        return systems([compared_run.run for compared_run in self.runs])
+        return systems(self.runs)
 
     @functools.cached_property
     def means(self) -> list[Record]:
@@ -135,16 +146,13 @@ class Comparison:
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
             tables.append(TextTable(title, headings(rows, label), [cells(row) for row in rows]))
         tables.append(table_of_runs(self.described_rows, "Runs", self.metrics, condensed=True))
-        if of_clients := [
-            compared_run for compared_run in self.runs if compared_run.clients is not None
-        ]:
+        if of_clients := [run for run in self.runs if run.clients is not None]:
             metric = column_metric(self.column, self.metrics)
             tables.append(_table_of_clients(of_clients, self.column, metric))
         varied = self.settings_that_differ
         if varied:
-            runs = [compared_run.run for compared_run in self.runs]
             shown = [[run.name, *(str(run.config.get(name, "–")) for name in varied)]
-                     for run in runs]  # fmt: skip
+                     for run in self.runs]  # fmt: skip
             names = ["run", *(name.replace("_", " ") for name in varied)]
             tables.append(TextTable("Settings that differ", names, shown, left=len(names)))
         return tables
@@ -154,7 +162,7 @@ class Comparison:
         """The column of the metric by which the runs are compared."""
         if self.asked is not None:
             return f"test_{self.asked}"
-        return default_metric([compared_run.run for compared_run in self.runs])
+        return default_metric(self.runs)
 
     @property
     def shown(self) -> list[str]:
@@ -165,9 +173,9 @@ class Comparison:
     def settings_that_differ(self) -> list[str]:
         """The names of the settings in which runs differ."""
         configs = [
-            {name: value for name, value in compared_run.run.config.items() if name not in RECORDS}
-            | {"seed": compared_run.run.seed}
-            for compared_run in self.runs
+            {name: value for name, value in run.config.items() if name not in RECORDS}
+            | {"seed": run.seed}
+            for run in self.runs
         ]
         names = dict.fromkeys(name for config in configs for name in config)
         return [name for name in names if len({str(config.get(name)) for config in configs}) > 1]
@@ -176,17 +184,10 @@ class Comparison:
     def sentences(self) -> list[str]:
         """The assumptions of the guarantees, also about single examples, with their runs."""
         names_by_sentence: dict[str, list[str]] = {}
-        for compared_run in self.runs:
-            for sentence in (
-                *_of_examples(compared_run.guarantee),
-                *compared_run.guarantee["assumed"],
-            ):
-                names_by_sentence.setdefault(sentence, []).append(
-                    compared_run.sweep or compared_run.run.name
-                )
-        every = dict.fromkeys(
-            compared_run.sweep or compared_run.run.name for compared_run in self.runs
-        )
+        for run in self.runs:
+            for sentence in (*_of_examples(run.guarantee), *run.guarantee["assumed"]):
+                names_by_sentence.setdefault(sentence, []).append(run.source)
+        every = dict.fromkeys(run.source for run in self.runs)
         return [
             f"{sentence}{name_subset([*dict.fromkeys(names)], every)}"
             for sentence, names in names_by_sentence.items()
@@ -195,8 +196,7 @@ class Comparison:
     @property
     def worse(self) -> str:
         """A sentence on runs whose models are worse than one constant; "" if there are none."""
-        summaries = {compared_run.run.name: compared_run.run.summary for compared_run in self.runs}
-        told = {name: of.get("worse_than_constant") for name, of in summaries.items()}
+        told = {run.name: run.summary.get("worse_than_constant") for run in self.runs}
         return list_worse([f"{name}: {how}" for name, how in told.items() if how])
 
     @property
@@ -206,11 +206,9 @@ class Comparison:
         Runs of one sweep do, as a sentence of its guarantees says.
         """
         draws: dict[str, dict[entries.Drawn, None]] = {}
-        for compared_run in self.runs:
-            if compared_run.run.summary["epsilon"] is not None:
-                draws.setdefault(compared_run.sweep or compared_run.run.name, {}).update(
-                    dict.fromkeys(compared_run.draws)
-                )
+        for run in self.runs:
+            if run.summary["epsilon"] is not None:
+                draws.setdefault(run.source, {}).update(dict.fromkeys(run.draws))
         return entries.drawn_twice(draws)
 
 
@@ -231,7 +229,7 @@ def compare(
     for name, directory in named(itertools.chain(*map(_runs_in, paths))).items():
         if not (directory.path / SWEEP).is_file():
             run = _of_folder(name, directory)
-            metric = _asked_of([run.run], metric)
+            metric = _asked_of([run], metric)
             named_runs.append((name, run))
             continue
         metric, choice, compared_runs = _of_sweep(name, directory.path, metric, all_runs=all_runs)
@@ -260,15 +258,10 @@ def _runs_in(path: Path) -> list[Path]:
 
 def _with_distinct_names(named_runs: Sequence[tuple[str, ComparedRun]]) -> tuple[ComparedRun, ...]:
     """Return the runs, with the folder's name behind a name that several of them have."""
-    counts = collections.Counter(compared_run.run.name for _, compared_run in named_runs)
+    counts = collections.Counter(run.name for _, run in named_runs)
     return tuple(
-        dataclasses.replace(
-            compared_run,
-            run=dataclasses.replace(compared_run.run, name=f"{compared_run.run.name} ({folder})"),
-        )
-        if counts[compared_run.run.name] > 1
-        else compared_run
-        for folder, compared_run in named_runs
+        dataclasses.replace(run, name=f"{run.name} ({folder})") if counts[run.name] > 1 else run
+        for folder, run in named_runs
     )
 
 
@@ -279,15 +272,15 @@ def _table_of_clients(runs: Sequence[ComparedRun], column: str, metric: Metric) 
     """
     extremes = ("lowest", "highest") if metric.larger_is_better is None else ("worst", "best")
     lines = []
-    for compared_run in runs:
-        values = (compared_run.clients or {}).get(column, np.array([]))
+    for run in runs:
+        values = (run.clients or {}).get(column, np.array([]))
         values = np.sort(values[np.isfinite(values)])
         if not len(values):
             continue
         worst_first = values[::-1] if metric.larger_is_better is False else values
         tenth = -(-len(values) // 10)
         numbers = (worst_first[:tenth].mean(), np.median(values), worst_first[-tenth:].mean())
-        lines.append([compared_run.run.name, str(len(values)), *map(decimals, map(float, numbers))])
+        lines.append([run.name, str(len(values)), *map(decimals, map(float, numbers))])
     first, last = (f"mean of the\n{end} tenth" for end in extremes)
     heads = ["run", "clients", first, "median", last]
     return TextTable(f"{metric.title} of each client", heads, lines)
@@ -297,7 +290,8 @@ def _of_folder(name: str, directory: RunDirectory) -> ComparedRun:
     """Return the run of a folder; one without a guarantee may be older than draws are."""
     run = read_run(name, directory)
     draws = () if run.summary["epsilon"] is None else directory.draws()
-    return ComparedRun(run, directory.path, directory.guarantee(), draws)
+    guarantee = directory.guarantee()
+    return ComparedRun.of(run, path=directory.path, guarantee=guarantee, draws=draws)
 
 
 def _of_sweep(
@@ -337,13 +331,12 @@ def _of_sweep(
             })  # fmt: skip
             resolved = {name: stated[name] for name in ("bytes_sent", "work") if name in stated}
             full_config = {**settings, "resolved": {"clients": summary["clients"], **resolved}}
-            run = dataclasses.replace(
+            compared_runs.append(ComparedRun.of(
                 run, name=f"{name}/{index}", settings=settings_of_system(full_config),
-                config=full_config, summary=summary,
-            )  # fmt: skip
-            draws = entries.read_draws(drawn)
-            guarantee = check_guarantee(stated["guarantee"], path / REPORT)
-            compared_runs.append(ComparedRun(run, path, guarantee, draws, name, plan.swept[index]))
+                config=full_config, summary=summary, path=path, sweep=name,
+                guarantee=check_guarantee(stated["guarantee"], path / REPORT),
+                draws=entries.read_draws(drawn), swept=plan.swept[index],
+            ))  # fmt: skip
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: its results do not fit {SWEEP} ({error})") from error
     return metric, choice, compared_runs
