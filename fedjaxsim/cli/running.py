@@ -57,13 +57,13 @@ def run_work(
     )  # fmt: skip
     if isinstance(prepared, RunDirectory):
         return lambda: _show(prepared, output)
-    return lambda: _run(prepared, output)
+    return lambda: _begin(prepared, output)
 
 
 def resume_work(path: Path, rounds: int | None, output: RunOutput) -> Work:
     """Check that a run can resume; return the work."""
     prepared = prepare_resume(path, rounds, loggers=output.logger, quiet=output.quiet)
-    return lambda: _run(prepared, output)
+    return lambda: _begin(prepared, output)
 
 
 def seeds_work(
@@ -109,11 +109,16 @@ def _show(directory: RunDirectory, output: RunOutput) -> int:
     return 0
 
 
-def _run(prepared: PreparedRun, output: RunOutput) -> int:
+def _begin(prepared: PreparedRun, output: RunOutput) -> int:
     """Print the warnings of a run, do it, and return the exit code."""
-    stage, path = prepared.stage, prepared.stage.path
     for warning in prepared.warnings:
         _warn(warning)
+    return _run(prepared, output)
+
+
+def _run(prepared: PreparedRun, output: RunOutput) -> int:
+    """Do a run and return the exit code."""
+    stage, path = prepared.stage, prepared.stage.path
     if path is not None and processes.is_first():
         warn_if_no_matplotlib()
 
