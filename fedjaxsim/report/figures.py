@@ -44,6 +44,7 @@ from fedjaxsim.report.results import System, curve, default_metric, grouped, las
 
 with importing("plots"):
     import matplotlib as mpl
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import NullLocator
@@ -167,10 +168,18 @@ def _curves(
         axes.tick_params(labelbottom=not alike or place + across >= len(panels))
         if not alike or place % across == 0:
             axes.set_ylabel(label)
-        if place + across >= len(panels):
-            axes.set_xlabel(axis.title)
+    _name_axis(figure, every[max(0, len(panels) - across) : len(panels)], axis)
     legend.draw(figure)
     return figure
+
+
+def _name_axis(figure: Figure, panels: Sequence[Axes], axis: Axis) -> None:
+    """Name the horizontal axis below each panel, or once if its name has several lines."""
+    if "\n" in axis.title and len(panels) > 1:
+        figure.supxlabel(axis.title)
+        return
+    for panel in panels:
+        panel.set_xlabel(axis.title)
 
 
 _MANY = 8
@@ -239,7 +248,8 @@ def run_figure(
         sampled = max((row.get(SAMPLED) or 0 for row in rows), default=0)
         if name == quality and sampled:
             label += f"\n{sampled:,} sampled clients, all at the end"
-        axes.set(xlabel=axis.title, ylabel=label)
+        axes.set_ylabel(label)
+    _name_axis(figure, [*panels.flat], axis)
     return figure
 
 

@@ -156,7 +156,7 @@ def test_runs_of_one_name_are_told_apart_and_draw_from_one_key(tmp_path):
         with (tmp_path / folder / "config.toml").open("a") as file:
             file.write('[known_as]\nname = "best"\n')
     found = compare([tmp_path / "a", tmp_path / "b"])
-    assert [each.run.name for each in found.runs] == ["best (a)", "best (b)"]
+    assert [run.name for run in found.runs] == ["best (a)", "best (b)"]
     assert "best (a)" in found.drawn_twice
 
 

@@ -104,9 +104,7 @@ def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished, tm
             risk = risks.setdefault(tuple(row[key] for key in places), {})
             rate = row["learning_rate"]
             risk[rate] = risk.get(rate, 0.0) + row["test_excess_risk"]
-    chosen = {
-        tuple(run.run.settings[key] for key in (*places, "learning_rate")) for run in best.runs
-    }
+    chosen = {tuple(run.settings[key] for key in (*places, "learning_rate")) for run in best.runs}
     assert chosen == {(*place, min(risk, key=lambda r: risk[r])) for place, risk in risks.items()}
     assert len(best.runs) == 8
     run, label = best.runs[0], best.described_rows[0]["run"]
