@@ -1,7 +1,7 @@
 """`fedjaxsim audit`."""
 
+from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import LocalDevices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import end_on_signal

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import FigureAxis
+from fedjaxsim.runs.output import FigureAxis
 
 if TYPE_CHECKING:
     from fedjaxsim.clock import Axis

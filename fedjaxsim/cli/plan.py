@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import LocalDevices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import LocalDevices
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjaxsim.cli.devices import Devices
 from fedjaxsim.cli.flags import HELP, Command, Work, show, show_commands, split
 from fedjaxsim.cli.messages import (
     INTERRUPTED,
@@ -22,7 +23,6 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
-from fedjaxsim.cli.options import Devices
 from fedjaxsim.factories import CommandLineText, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, is_user_code
 from fedjaxsim.runs.settings import (

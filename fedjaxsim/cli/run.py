@@ -3,9 +3,10 @@
 import dataclasses
 from pathlib import Path
 
+from fedjaxsim.cli.devices import Devices, LocalDevices
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import Devices, LocalDevices, RunOutput
 from fedjaxsim.factories import Count
+from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.settings import RunConfig
 
 

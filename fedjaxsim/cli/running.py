@@ -10,7 +10,6 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.cli.messages import say
-from fedjaxsim.cli.options import RunOutput
 from fedjaxsim.cli.printing import (
     print_comparison,
     print_guarantee,
@@ -32,10 +31,11 @@ from fedjaxsim.report.remedies import LESS_NOISE, MORE_STEPS
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.comparison import compare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory, read_run
-from fedjaxsim.runs.execute import Executed, Stage, describe_stages
+from fedjaxsim.runs.execute import Executed, Stage, describe_stages, execute
+from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.starting import PreparedRun, prepare_resume, prepare_run, warn_above
+from fedjaxsim.runs.starting import prepare_resume, prepare_run, warn_above
 from fedjaxsim.runs.sweep_files import MOST_RUNS
 
 RESUME = "fedjaxsim resume"
@@ -51,10 +51,7 @@ def run_work(
     labels: Mapping[str, Any],
 ) -> Work:
     """Check the input of a run, or of a stage after that in `start`; return the work."""
-    prepared = prepare_run(
-        config, out, start, overwrite=overwrite, labels=labels, loggers=output.logger,
-        quiet=output.quiet,
-    )  # fmt: skip
+    prepared = prepare_run(config, out, start, output, overwrite=overwrite, labels=labels)
     if isinstance(prepared, RunDirectory):
         return lambda: _show(prepared, output)
     return lambda: _begin(prepared, output)
@@ -62,8 +59,8 @@ def run_work(
 
 def resume_work(path: Path, rounds: int | None, output: RunOutput) -> Work:
     """Check that a run can resume; return the work."""
-    prepared = prepare_resume(path, rounds, loggers=output.logger, quiet=output.quiet)
-    return lambda: _begin(prepared, output)
+    stage = prepare_resume(path, rounds, output)
+    return lambda: _begin(stage, output)
 
 
 def seeds_work(
@@ -109,16 +106,16 @@ def _show(directory: RunDirectory, output: RunOutput) -> int:
     return 0
 
 
-def _begin(prepared: PreparedRun, output: RunOutput) -> int:
+def _begin(stage: Stage, output: RunOutput) -> int:
     """Print the warnings of a run, do it, and return the exit code."""
-    for warning in prepared.warnings:
+    for warning in stage.warnings:
         _warn(warning)
-    return _run(prepared, output)
+    return _run(stage, output)
 
 
-def _run(prepared: PreparedRun, output: RunOutput) -> int:
+def _run(stage: Stage, output: RunOutput) -> int:
     """Do a run and return the exit code."""
-    stage, path = prepared.stage, prepared.stage.path
+    path = stage.path
     if path is not None and processes.is_first():
         warn_if_no_matplotlib()
 
@@ -132,11 +129,7 @@ def _run(prepared: PreparedRun, output: RunOutput) -> int:
         return f"round {rounds[-1]} is kept; {again} continues"
 
     with stoppable(kept) as stop:
-        done = prepared.run(
-            stop, quiet=output.quiet, client_table=not output.no_client_table,
-            checkpoint_every=output.checkpoint_every, profile=output.profile,
-            picture_format=output.format, axis=output.axis,
-        )  # fmt: skip
+        done = execute(stage, stop, output)
     print_results(stage, done, explain=output.explain)
     if path is not None:
         print(_where(path, stage.experiment.config, done.report))

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import FigureAxis, LocalDevices
 from fedjaxsim.factories import Count
+from fedjaxsim.runs.output import FigureAxis
 
 if TYPE_CHECKING:
     from fedjaxsim.runs.selecting import PrivateSelection

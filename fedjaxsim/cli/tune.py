@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Work
-from fedjaxsim.cli.options import LocalDevices
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.audit.bounds import AuditResult, result
-from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.divergence import DivergingWarning, Record, diverging_from
@@ -53,6 +52,7 @@ from fedjaxsim.runs.directory import (
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
 from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
+from fedjaxsim.runs.output import USUAL_OUTPUT, RunOutput
 from fedjaxsim.runs.parts import run_user_code
 from fedjaxsim.runs.public import PUBLIC, is_covered, write_public
 from fedjaxsim.runs.settings_files import read_toml
@@ -73,6 +73,8 @@ class Stage(NamedTuple):
       begin: state before the first round, if this is a stage after others.
       earlier: the stages before, from `stage_of`.
       labels: the name and the tags that the user gives it.
+      loggers: a dict of trackers' factories, for a run with a directory.
+      warnings: sentences that the user should read before it runs.
     """
 
     experiment: Experiment
@@ -81,6 +83,8 @@ class Stage(NamedTuple):
     begin: SimulationState | None = None
     earlier: Sequence[Record] = ()
     labels: Mapping[str, Any] = NO_LABELS
+    loggers: Mapping[str, Factory] = NO_LABELS
+    warnings: Sequence[str] = ()
 
     @property
     def path(self) -> Path | None:
@@ -97,41 +101,22 @@ class Executed(NamedTuple):
     audit: AuditResult | None = None
 
 
-def execute(
-    stage: Stage,
-    stop: Stop,
-    *,
-    quiet: bool = False,
-    client_table: bool = True,
-    checkpoint_every: int | None = None,
-    loggers: Mapping[str, Factory] = NO_LABELS,
-    profile: Path | None = None,
-    picture_format: str = "png",
-    axis: Axis = ROUNDS,
-) -> Executed:
+def execute(stage: Stage, stop: Stop, output: RunOutput = USUAL_OUTPUT) -> Executed:
     """Run an experiment, and write its files from the first of several processes.
 
-    Args:
-      stage: the run.
-      stop: ends the run after the segment in flight, with all files.
-      quiet: whether no progress is shown.
-      client_table: whether the table of clients is written.
-      checkpoint_every: rounds between checkpoints; see `callbacks.Checkpoints`.
-      loggers: a dict of trackers' factories, for a run with a directory.
-      profile: directory for JAX's profile of the rounds.
-      picture_format: format of the picture.
-      axis: horizontal axis of the picture.
+    Setting `stop` ends the run after the segment in flight, with all files.
     """
-    experiment, directory, rounds, begin, earlier, labels = stage
+    experiment, directory, rounds, begin, earlier, labels, *_ = stage
     config, simulation, hparams = experiment.config, experiment.simulation, experiment.hparams
     rounds = config.rounds if rounds is None else rounds
     state = experiment.init() if begin is None else begin
     state = state.announce(sentences=config.public)
+    quiet, every, profile = output.quiet, output.checkpoint_every, output.profile
     recorded, patience, watching = _watching(stage, quiet=quiet)
     if directory is not None:
         remembering = [recorded] if patience is None else [patience, recorded]
         folder, note = directory.checkpoints(fingerprints(experiment)), {"versions": versions()}
-        checkpoints = callbacks.Checkpoints(folder, remembering, every=checkpoint_every, note=note)
+        checkpoints = callbacks.Checkpoints(folder, remembering, every=every, note=note)
         watching.append(checkpoints)
         state = checkpoints.restore(state)
         if is_first():
@@ -146,7 +131,7 @@ def execute(
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
         if is_first():
-            watching += _logging(stage, loggers)
+            watching += _logging(stage)
     history: Sequence[Segment] = ()
     first, phase_times = int(state.round), PhaseTimes()
     if first < rounds:
@@ -201,7 +186,7 @@ def execute(
     what = f"writing results of {simulation.num_clients:,} clients"
     with phase_times.phase("write"), doing(what, quiet=quiet or files is None):
         if files is not None:
-            if client_table:
+            if not output.no_client_table:
                 columns = _clients(simulation.population, evaluation, report)
                 write_csv(files.path / CLIENTS, columns)
             write_json(files.path / GUARANTEE, report.to_json())
@@ -213,20 +198,20 @@ def execute(
                 z = experiment.noise_multiplier
                 noise = f"z = {number(z)}" if z else "no noise"
                 title = f"{experiment.title}, {simulation.num_clients} clients, {noise}"
-                per_round = axis.per_round(
+                per_round = output.axis.per_round(
                     functools.partial(simulation.bytes_sent, hparams),
                     functools.partial(simulation.round_work, hparams),
                 )
                 shown = strict(rows), title, experiment.metrics
-                picture = figures.run_figure(*shown, axis, per_round)
-                plots.save(picture, files.path / f"{CURVES}.{picture_format}")
+                picture = figures.run_figure(*shown, output.axis, per_round)
+                plots.save(picture, files.path / f"{CURVES}.{output.format}")
     summary |= {f"{phase}_seconds": value for phase, value in phase_times.seconds.items()}
     if files is not None:
         write_json(files.path / SUMMARY, summary)  # after all other files
     return Executed(strict(summary), report, state, audit)
 
 
-def _logging(stage: Stage, loggers: Mapping[str, Factory]) -> list[callbacks.Log]:
+def _logging(stage: Stage) -> list[callbacks.Log]:
     """Return the callbacks that forward the records of a run; a secret seed stays here."""
     config, path = stage.experiment.config, stage.path
     assert path is not None
@@ -234,7 +219,7 @@ def _logging(stage: Stage, loggers: Mapping[str, Factory]) -> list[callbacks.Log
     if config.has_secret_seed:
         settings = {name: value for name, value in settings.items() if "seed" not in name}
     made = []
-    for name, factory in loggers.items():
+    for name, factory in stage.loggers.items():
         write = run_user_code(f"logger {name}", functools.partial(factory, settings, path))
         made.append(callbacks.Log(write, path / LOGS / f"{name.replace(':', '.')}.step"))
     return made

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -18,50 +18,30 @@ from fedjaxsim.runs.directory import CONFIG, RunDirectory, fingerprint_of, setti
 from fedjaxsim.runs.execute import (
     FIXED,
     NO_LABELS,
-    Executed,
     Stage,
     code_of,
-    execute,
     fingerprints,
     spent_in_all,
     start_from,
 )
 from fedjaxsim.runs.loggers import Factory, find_logger
+from fedjaxsim.runs.output import USUAL_OUTPUT, RunOutput
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.signals import Stop
 
 _SAME_NOISE = "and would draw the same noise again"
 _ANEW = "begin anew with another seed and --out"
-
-
-class PreparedRun(NamedTuple):
-    """A run whose input is checked, ready to run, or to go on in its folder.
-
-    Attributes:
-      loggers: a dict of the factories of its loggers.
-      warnings: sentences that the user should read before it runs.
-    """
-
-    stage: Stage
-    loggers: Mapping[str, Factory]
-    warnings: Sequence[str]
-
-    def run(self, stop: Stop, **options: Any) -> Executed:
-        """Run it; `options` are `execute`'s."""
-        return execute(self.stage, stop, loggers=self.loggers, **options)
 
 
 def prepare_run(
     config: RunConfig,
     out: Path | None,
     start: Path | None = None,
+    output: RunOutput = USUAL_OUTPUT,
     *,
     overwrite: bool = False,
     labels: Mapping[str, Any] = NO_LABELS,
-    loggers: Sequence[str] = (),
-    quiet: bool = False,
-) -> PreparedRun | RunDirectory:
+) -> Stage | RunDirectory:
     """Check all input of a run, or of a stage after that in `start`.
 
     The run in `out` goes on if it is the same; a finished one is returned as its directory.
@@ -81,11 +61,11 @@ def prepare_run(
             directory.label(labels)
         if directory.is_finished():
             return directory
-        return prepare_resume(out, loggers=loggers, quiet=quiet)
-    factories = _find_loggers(loggers, out)
+        return prepare_resume(out, None, output)
+    factories = _find_loggers(output.logger, out)
     if out is not None:
         check_place(out, "run")
-    experiment = prepare_with_progress(config, quiet=quiet)
+    experiment = prepare_with_progress(config, quiet=output.quiet)
     check_user_code(experiment)
     _agree(experiment, None if start is None else RunDirectory(start), out=out is not None)
     begin, earlier = None, []
@@ -97,12 +77,12 @@ def prepare_run(
     if out is not None:
         directory = RunDirectory.create(out, overwrite=overwrite)
     _agree_on_files(directory)
-    stage = Stage(experiment, directory, config.rounds, begin, earlier, labels)
     warnings = [*data_warnings(config, experiment.simulation.population)]
     if begin is not None and begin.privacy.limit is None:
         spent = spent_in_all(experiment, begin)
         warnings += warn_above(config.target_epsilon, spent, "this and earlier stages will spend")
-    return PreparedRun(stage, factories, warnings)
+    run = experiment, directory, config.rounds, begin, earlier
+    return Stage(*run, labels, factories, warnings)
 
 
 def _find_loggers(names: Sequence[str], out: Path | None) -> dict[str, Factory]:
@@ -133,17 +113,17 @@ def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
 
 
 def prepare_resume(
-    path: Path, rounds: int | None = None, *, loggers: Sequence[str] = (), quiet: bool = False
-) -> PreparedRun:
+    path: Path, rounds: int | None = None, output: RunOutput = USUAL_OUTPUT
+) -> Stage:
     """Check that a run can resume, to a total of `rounds`."""
-    directory, factories = RunDirectory(path), _find_loggers(loggers, path)
+    directory, factories = RunDirectory(path), _find_loggers(output.logger, path)
     tables = directory.config()
     if processes.is_first():
         store.lock_folder(path)
     resolved, earlier = tables.get("resolved", {}), tables.get("stages", [])
     require_x64(resolved.get("x64"), path)
     config = read_toml(path / CONFIG)
-    experiment = prepare_with_progress(config, quiet=quiet)
+    experiment = prepare_with_progress(config, quiet=output.quiet)
     _agree(experiment, directory, rounds=rounds)
     facts, code = fingerprints(experiment), code_of(experiment)
     last = directory.checkpoints(facts).last()
@@ -188,9 +168,6 @@ def prepare_resume(
             raise ValueError(f"rounds must be at most {config.rounds} with {why}, got {total}")
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)
-    labels = tables.get("known_as", {})
-    stage = Stage(experiment, directory, total, earlier=earlier, labels=labels)
-
     warnings = []
     if total > config.rounds and config.get("budget_epsilon") is None:
         more = spent_in_all(experiment, rounds=total)
@@ -203,7 +180,8 @@ def prepare_resume(
         warnings.append(
             f"{last.file} was written with {other}: numbers may differ in their last digits"
         )
-    return PreparedRun(stage, factories, warnings)
+    labels = tables.get("known_as", {})
+    return Stage(experiment, directory, total, None, earlier, labels, factories, warnings)
 
 
 def warn_above(asked: float, spent: float, who: str) -> list[str]:

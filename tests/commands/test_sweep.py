@@ -86,11 +86,11 @@ def test_the_function_returns_the_table_of_the_command_and_prints_nothing(
 
 def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished, tmp_path):
     found = comparison.compare([finished / "out"], all_runs=True)
-    rows, last = table(finished)[3::4], [each.run for each in found.runs]
+    rows = table(finished)[3::4]
     assert len(found.systems) == 12
     varied = {"personalization", "learning_rate", "noise_multiplier", "seed"}
     assert {*found.settings_that_differ} == varied
-    for row, run in zip(rows, last, strict=True):
+    for row, run in zip(rows, found.runs, strict=True):
         assert (run.seed, run.settings["personalization"]) == (row["seed"], row["personalization"])
         assert run.summary["epsilon"] == row["epsilon"]
         assert (run.settings["batch_size"], run.summary["clients"]) == (10, 20)

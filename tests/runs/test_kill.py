@@ -32,6 +32,7 @@ from fedjaxsim.runs import execute as execution
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import Stage, execute, fingerprints, start_from
+from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import Stop
@@ -43,6 +44,7 @@ SMALL = run_config(
     rounds=6, eval_every=2, local_steps=1, epsilon=3.0,
 )  # fmt: skip
 EVERY = 3
+OUTPUT = RunOutput(quiet=True, checkpoint_every=EVERY)
 SAME = ("metrics.jsonl", "guarantee.json", "clients.csv")
 """Files that hold no time."""
 
@@ -61,7 +63,7 @@ def assert_same(one: RunDirectory, other: RunDirectory, experiment: Experiment) 
 
 
 def run(experiment: Experiment, directory: RunDirectory, rounds: int | None = None) -> None:
-    execute(Stage(experiment, directory, rounds), Stop(), quiet=True, checkpoint_every=EVERY)
+    execute(Stage(experiment, directory, rounds), Stop(), OUTPUT)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +149,7 @@ class Model:
             patched.setattr(store, "os", self._disk)
             with contextlib.suppress(KilledError, StorageError):
                 stage = Stage(self.experiment, self.directory, self.rounds)
-                execute(stage, event, quiet=True, checkpoint_every=EVERY)
+                execute(stage, event, OUTPUT)
 
     def power_cut(self, n: int) -> None:
         self.go(n)
