@@ -209,7 +209,7 @@ def test_a_stage_goes_on_as_any_run_does(stages, refused, tmp_path, capsys):
         ("run --from {}/first --algorithm finetune --model mlp", "['Dense_0']['kernel']"),
         ("run --from {}/first --algorithm finetune --clients-used held-out", "held-out-clients"),
         ("resume {}/absent", "absent"),
-        ("resume {}", "{} holds no config.toml: not a run"),
+        ("resume {}", "{} holds several runs: give one of them, as {}/"),
         ("resume {}/first", "--rounds"),
         ("resume {}/first --rounds 1", "rounds"),
         ("resume {}/first --rounds 1e10", "at most 2147483647"),
