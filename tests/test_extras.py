@@ -15,12 +15,11 @@ import pytest
 from support.problems import HANGS
 
 import fedjaxsim as fjs
-from fedjaxsim.cli import main
+from fedjaxsim.cli import main, running
 from fedjaxsim.cli.program import parse
 from fedjaxsim.data import from_dataframe, load
 from fedjaxsim.extras import EXTRAS, MissingExtraError, importing, missing, require
 from fedjaxsim.models import from_equinox
-from fedjaxsim.runs import starting
 
 ROOT = Path(__file__).parents[1]
 TABLE = "k,x,y\n0,1,0\n0,2,1\n1,3,0\n1,4,1\n"
@@ -177,7 +176,7 @@ def test_what_draws_nothing_does_not_miss_pictures(bare, monkeypatch, capsys):
 
     code, _, error = bare[1][IN_WORDS]
     assert (code, error) == (0, "")
-    monkeypatch.setattr(starting, "execute", stopped)
+    monkeypatch.setattr(running, "execute", stopped)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(KeyboardInterrupt):
         parse(f"run{QUIET}".split()).prepare()()

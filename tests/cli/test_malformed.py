@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from support.malformed_commands import commands, make_files
 from support.problems import HANGS
 
-from fedjaxsim.cli import main
-from fedjaxsim.cli import running as command
-from fedjaxsim.runs import starting
+from fedjaxsim.cli import main, running
 
 _SMALL = "--clients 6 --rounds 1 --local-steps 1"
 
@@ -36,7 +34,7 @@ def answer(tmp_path, monkeypatch, capsys):
     def late(*_):
         raise AssertionError(f"no answer within {HANGS} seconds")
 
-    monkeypatch.setattr(starting, "execute", _start)
+    monkeypatch.setattr(running, "execute", _start)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of modules in the folder
     monkeypatch.chdir(tmp_path)
 
@@ -94,7 +92,7 @@ def test_malformed_commands_are_refused_in_one_line(answer, tmp_path, monkeypatc
 def test_labels_that_look_like_classes_are_worth_a_warning_where_they_are_numbers(
     tmp_path, monkeypatch, capsys, labels, warns
 ):
-    monkeypatch.setattr(command, "_run", lambda *_, **options: 0)
+    monkeypatch.setattr(running, "_run", lambda *_, **options: 0)
     path = tmp_path / "a.npz"
     np.savez(path, x=np.ones((12, 2)), y=np.resize(labels, 12), client=np.arange(12) // 6)
     assert main(["run", "--data", f"npz:{path}", "--loss", "squared"]) == 0

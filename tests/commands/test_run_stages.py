@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fedjaxsim.cli import main
+from fedjaxsim.cli import main, running
 from fedjaxsim.cli.program import parse
 from fedjaxsim.privacy.assumptions import JOINED, NEW_CLIENTS, NO_RELEASE
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.guarantee import tight_epsilon
-from fedjaxsim.runs import starting
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.finished import load_run
@@ -98,7 +97,7 @@ def test_a_stage_that_will_spend_too_much_says_so_before_its_first_round(
     def unasked(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(starting, "execute", unasked)
+    monkeypatch.setattr(running, "execute", unasked)
     command = f"run --from {stages}/first --epsilon 0.5 --rounds 1 --out {tmp_path}/next"
     with pytest.raises(KeyboardInterrupt):
         parse(command.split()).prepare()()
