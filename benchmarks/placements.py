@@ -27,14 +27,13 @@ from tyro.conf import Positional
 
 import fedjaxsim as fjs
 from fedjaxsim.bench.measure import Rounds, forget_peak, machine
-from fedjaxsim.cli import plan
 from fedjaxsim.data import load_folder, save_folder
 from fedjaxsim.data.arrays import shareable
 from fedjaxsim.report.files import write_json
 from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.build import Experiment, hparams_of
 from fedjaxsim.runs.settings import RunConfig, run_config
-from fedjaxsim.runs.target import Target
+from fedjaxsim.runs.target import Target, plan_memory
 
 ROUNDS, SPEED_ROUNDS, REPEATS, DEVICES = 10, 300, 3, 2
 PLACEMENTS = ("in memory", f"over {DEVICES} devices", "mapped", "streamed")
@@ -179,7 +178,7 @@ def planned(case: str, placement: str, folder: Path) -> int:
         streamed=placement == "streamed",
     )  # fmt: skip
     experiment = Experiment(config_of(case), simulation, hparams, 1e-5)
-    return plan.planned(experiment, Target.here())["peak"]
+    return plan_memory(experiment, Target.here())["peak"]
 
 
 def of_case(case: str, folder: Path) -> Record:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from fedjaxsim import store
 from fedjaxsim.extras import importing
 
 if TYPE_CHECKING:
@@ -99,7 +100,11 @@ def tune(
 
 
 def compare(
-    paths: Iterable[Path | str], *, metric: str | None = None, all_runs: bool = False
+    paths: Iterable[Path | str],
+    *,
+    metric: str | None = None,
+    all_runs: bool = False,
+    out: Path | str | None = None,
 ) -> "pd.DataFrame":
     """Compare finished runs and sweeps by their folders; `fedjaxsim compare` as a function.
 
@@ -108,6 +113,8 @@ def compare(
       metric: name of a metric; by default that by which runs are judged.
       all_runs: whether all runs of a sweep are compared, not only runs with the best learning
         rates, or with the best of what its `best_over` names.
+      out: file of the figure (.png, .pdf, .svg), the tables (.tex), the summaries (.csv) or a page
+        of all (.html).
 
     Returns:
       One row for each system, a setting over its seeds: the mean of the metric with half its 95 %
@@ -117,10 +124,15 @@ def compare(
     with importing("tables"):
         import pandas as pd
     from fedjaxsim.report.results import SPENT, SPENT_OF_EXAMPLES, protect_examples
+    from fedjaxsim.runs.comparison import check_out
     from fedjaxsim.runs.comparison import compare as read
 
+    if out is not None:
+        check_out(Path(out))
     comparison = read(map(Path, paths), metric, all_runs=all_runs)
     rows = comparison.compared()
+    if out is not None:
+        store.write(Path(out), comparison.content(Path(out)))
     names = (*SPENT, *SPENT_OF_EXAMPLES) if protect_examples(comparison.runs) else SPENT
     for row, system in zip(rows, comparison.systems, strict=True):
         for name in names:

@@ -1,20 +1,10 @@
 """`fedjaxsim compare`: finished runs side by side."""
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.runs.output import FigureAxis
-
-if TYPE_CHECKING:
-    from fedjaxsim.clock import Axis
-    from fedjaxsim.runs.comparison import Comparison
-
-PAGE = ".html"
-_PANELS = 12
-"""Most panels of a picture of clients."""
 
 
 def compare(
@@ -41,6 +31,7 @@ def compare(
     from fedjaxsim import store
     from fedjaxsim.cli.printing import print_comparison, print_json
     from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.comparison import check_out
     from fedjaxsim.runs.comparison import compare as read
 
     axis = figure.axis
@@ -49,14 +40,12 @@ def compare(
             f"over {axis.over} is an axis of a figure: give --out FILE.png or FILE.html"
         )
     if out is not None:
-        from fedjaxsim.report.plots import FORMATS, check_path
-
-        check_path(out, (*FORMATS, PAGE, ".tex", ".csv"), "out")
+        check_out(out)
     with doing("reading the runs", quiet=json):
         comparison, written = read(runs, metric, all_runs=all_runs), b""
         _ = comparison.means, comparison.sentences, comparison.drawn_twice
         if out is not None:
-            written = _content(comparison, out, axis)
+            written = comparison.content(out, axis)
 
     def work() -> int:
         if json:
@@ -75,74 +64,3 @@ def compare(
         return 0
 
     return work
-
-
-def _content(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
-    """Return the content of a file of the runs, in the format of its ending."""
-    if out.suffix == PAGE:
-        return _page(comparison, out, axis)
-    if out.suffix == ".tex":
-        return "\n".join(table.latex for table in comparison.tables()).encode()
-    if out.suffix == ".csv":
-        return _csv(comparison).encode()
-    from fedjaxsim.report.figures import comparison_figure
-    from fedjaxsim.report.plots import content
-
-    picture = comparison_figure(comparison.systems, comparison.shown, axis)
-    return content(picture, out.suffix[1:])
-
-
-def _page(comparison: "Comparison", out: Path, axis: "Axis") -> bytes:
-    """Return the page of the runs, from which relative links lead to their folders."""
-    import tomli_w
-
-    from fedjaxsim.metrics import column_metric
-    from fedjaxsim.privacy.guarantee import Report
-    from fedjaxsim.report.figures import clients_figure, comparison_figure
-    from fedjaxsim.report.page import page
-    from fedjaxsim.report.plots import content
-    from fedjaxsim.report.results import remarks_on
-
-    curves = comparison_figure(comparison.systems, comparison.shown, axis)
-    pictures = {"Curves": content(curves)}
-    clients = [
-        (run.name, run.clients["train_rows"], run.clients[comparison.column])
-        for run in comparison.runs
-        if run.clients is not None and {"train_rows", comparison.column} <= run.clients.keys()
-    ][:_PANELS]
-    if clients:
-        metric = column_metric(comparison.column, comparison.metrics)
-        pictures["Clients against their rows"] = content(clients_figure(clients, metric))
-    texts = {}
-    for run in comparison.runs:
-        texts[f"{run.name}: guarantee"] = str(Report.from_json(run.guarantee))
-        settings = {name: value for name, value in run.config.items() if value is not None}
-        texts[f"{run.name}: settings"] = tomli_w.dumps(settings)
-    warnings = filter(None, (comparison.worse, comparison.drawn_twice))
-    return page(
-        "Runs",
-        "For the person who ran the simulation: metrics are without noise, which no guarantee "
-        "covers, and the noise follows from the seed.",
-        comparison.tables(),
-        pictures,
-        [
-            *comparison.choices,
-            *comparison.sentences,
-            *warnings,
-            *remarks_on(comparison.rows, comparison.metrics),
-        ],
-        texts,
-        {
-            row["run"]: os.path.relpath(run.path, out.parent)
-            for rows in (comparison.rows, comparison.described_rows)
-            for row, run in zip(rows, comparison.runs, strict=True)
-        },
-    )
-
-
-def _csv(comparison: "Comparison") -> str:
-    """Return the summaries of all runs with all digits."""
-    from fedjaxsim.report.files import csv_text
-
-    names = dict.fromkeys(name for row in comparison.rows for name in row)
-    return csv_text([[*names], *([row.get(name) for name in names] for row in comparison.rows)])

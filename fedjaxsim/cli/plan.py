@@ -9,7 +9,6 @@ from fedjaxsim.runs.settings import RunConfig
 
 if TYPE_CHECKING:
     from fedjaxsim.runs.build import Experiment
-    from fedjaxsim.runs.target import Target
 
 
 def plan(
@@ -37,70 +36,18 @@ def plan(
     from fedjaxsim.cli.printing import print_json
     from fedjaxsim.report.progress import doing
     from fedjaxsim.runs.build import prepare_with_progress
-    from fedjaxsim.runs.target import Target
+    from fedjaxsim.runs.target import Target, plan_memory
 
     target = Target.here() if device is None else Target.named(device, devices or 1)
     experiment = prepare_with_progress(settings, quiet=json, check_memory=False)
     with doing(f"compiling {experiment.title}", quiet=json):
-        memory_plan = planned(experiment, target)
+        memory_plan = plan_memory(experiment, target)
 
     def work() -> int:
         print_json(memory_plan) if json else _print(experiment, memory_plan)
         return 0
 
     return work
-
-
-def planned(experiment: "Experiment", target: "Target") -> dict[str, Any]:
-    """Return a dict of the bytes that a run needs on a target; compiles its programs.
-
-    A CPU's devices use the memory of this process, which is measured: Python, JAX, the programs and
-    the host's rows. The peak is that which the system will count: with pages of mapped files, which
-    it can drop, a copy of the states, and at least what reading the data and compiling take here.
-    """
-    import numpy as np
-
-    from fedjaxsim.engine.shape_bytes import bytes_of
-    from fedjaxsim.runs.build import everyone_of
-    from fedjaxsim.runs.memory import host_bytes, mapped_bytes, peak_bytes, private_bytes
-    from fedjaxsim.runs.target import compile_for, copied_bytes
-
-    sim, hparams = experiment.simulation, experiment.hparams
-    streamed, clients, cohort = sim.streamed, sim.num_clients, sim.sampler.scheme.capacity
-    if streamed:
-        # A streamed round is one of its cohort in memory: here, of the clients with the most rows.
-        most = np.argsort(-sim.population.counts.sum(axis=1), kind="stable")[:cohort]
-        sim, hparams = everyone_of(experiment, sim.population.of_clients(np.sort(most)))
-    compiled = compile_for(target, sim, hparams)
-    sim, need = compiled.simulation, compiled.need
-    if streamed:  # A round reads states as fetched and those of the round before.
-        need = need._replace(states=2 * need.states)
-    number = len(sim.devices or (None,))
-    parts = need._asdict() | {"process": 0, "host_states": 0, "peak": need.peak}
-    needs, has = need.peak, target.backend.memory
-    if target.backend.platform == "cpu":
-        rows = need.rows if streamed else copied_bytes(sim.population, number)
-        parts |= {"rows": rows, "process": private_bytes()}
-        if streamed:
-            personal = experiment.state_shapes.personal, experiment.state_shapes.consumed
-            parts["host_states"] = bytes_of(personal)
-        needs = parts["process"] + parts["host_states"] + number * need._replace(rows=rows).peak
-        copied = parts["host_states"] or number * need.states
-        parts["peak"] = max(needs + copied + mapped_bytes(), peak_bytes())
-        has = host_bytes()
-    return {
-        "device": target.name,
-        "devices": number,
-        "placement": "streamed" if streamed else "in memory",
-        "clients": clients,
-        "cohort": cohort,
-        "chunk_size": compiled.plan.chunk_size,
-        "chunk_map": compiled.plan.chunk_map,
-        **parts,
-        "needs": needs,
-        "has": has,
-        "fits": None if has is None else needs <= has,
-    }
 
 
 _WORDS = {

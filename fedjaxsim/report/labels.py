@@ -6,7 +6,6 @@ from pathlib import PurePath
 from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.progress import number
 
@@ -33,8 +32,8 @@ def short_name(part: str) -> str:
 
 def data_name(data: str) -> str:
     """Return the name of a data set without its folder, as in `patients` of csv:x/patients.csv."""
-    spec = DataSpec(data)
-    return PurePath(spec.path).stem or spec.kind
+    kind, _, path = data.partition(":")  # as `DataSpec`, which is of the tables' readers
+    return PurePath(path).stem or kind
 
 
 def data_label(data: str, clients: int | None) -> str:

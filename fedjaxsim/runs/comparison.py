@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -12,10 +13,11 @@ from typing import Any, Self
 import numpy as np
 
 from fedjaxsim import checks
+from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.divergence import Record
 from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
-from fedjaxsim.report.files import KINDS, strict
+from fedjaxsim.report.files import KINDS, csv_text, strict
 from fedjaxsim.report.labels import key_label, value_label
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.remedies import list_worse
@@ -28,6 +30,7 @@ from fedjaxsim.report.results import (
     headings,
     metrics_of,
     name_subset,
+    remarks_on,
     systems,
     table_of_runs,
 )
@@ -42,6 +45,17 @@ from fedjaxsim.runs.directory import (
 )
 from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP
+
+PAGE = ".html"
+_PANELS = 12
+"""Most panels of a picture of clients."""
+
+
+def check_out(out: Path) -> None:
+    """Check that `Comparison.content` knows a file's format, and that its folder exists."""
+    from fedjaxsim.report.plots import FORMATS, check_path
+
+    check_path(out, (*FORMATS, PAGE, ".tex", ".csv"), "out")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -156,6 +170,61 @@ class Comparison:
             names = ["run", *(name.replace("_", " ") for name in varied)]
             tables.append(TextTable("Settings that differ", names, shown, left=len(names)))
         return tables
+
+    def content(self, out: Path, axis: Axis = ROUNDS) -> bytes:
+        """Return the content of a file of the runs, in the format of its ending."""
+        from fedjaxsim.report.figures import comparison_figure
+        from fedjaxsim.report.plots import content
+
+        if out.suffix == ".tex":
+            return "\n".join(table.latex for table in self.tables()).encode()
+        if out.suffix == ".csv":  # the summaries with all digits
+            names = dict.fromkeys(name for row in self.rows for name in row)
+            lines = ([row.get(name) for name in names] for row in self.rows)
+            return csv_text([[*names], *lines]).encode()
+        curves = comparison_figure(self.systems, self.shown, axis)
+        if out.suffix == PAGE:
+            return self._page(out, content(curves))
+        return content(curves, out.suffix[1:])
+
+    def _page(self, out: Path, curves: bytes) -> bytes:
+        """Return the page of the runs, from which relative links lead to their folders."""
+        import tomli_w
+
+        from fedjaxsim.privacy.guarantee import Report
+        from fedjaxsim.report.figures import clients_figure
+        from fedjaxsim.report.page import page
+        from fedjaxsim.report.plots import content
+
+        pictures = {"Curves": curves}
+        clients = [
+            (run.name, run.clients["train_rows"], run.clients[self.column])
+            for run in self.runs
+            if run.clients is not None and {"train_rows", self.column} <= run.clients.keys()
+        ][:_PANELS]
+        if clients:
+            metric = column_metric(self.column, self.metrics)
+            pictures["Clients against their rows"] = content(clients_figure(clients, metric))
+        texts = {}
+        for run in self.runs:
+            texts[f"{run.name}: guarantee"] = str(Report.from_json(run.guarantee))
+            settings = {name: value for name, value in run.config.items() if value is not None}
+            texts[f"{run.name}: settings"] = tomli_w.dumps(settings)
+        warnings = filter(None, (self.worse, self.drawn_twice))
+        return page(
+            "Runs",
+            "For the person who ran the simulation: metrics are without noise, which no guarantee "
+            "covers, and the noise follows from the seed.",
+            self.tables(),
+            pictures,
+            [*self.choices, *self.sentences, *warnings, *remarks_on(self.rows, self.metrics)],
+            texts,
+            {
+                row["run"]: os.path.relpath(run.path, out.parent)
+                for rows in (self.rows, self.described_rows)
+                for row, run in zip(rows, self.runs, strict=True)
+            },
+        )
 
     @property
     def column(self) -> str:

@@ -33,7 +33,8 @@ def test_a_page_has_what_the_files_hold_and_loads_nothing(tmp_path, monkeypatch,
     said = ask(f"compare {shlex.join(values)} --out page.html")
     # By hand: means 0.55 and 0.45 over seeds, whose differences are 0.05 and 0.15.
     assert re.search(r"fedavg +2 +0.450 ± 0.000 +0.000 +-0.100", said)
-    frame = fjs.compare(values).set_index("system")
+    frame = fjs.compare(values, out="same.html").set_index("system")
+    assert (tmp_path / "same.html").read_bytes() == (tmp_path / "page.html").read_bytes()
     assert frame["mean"].to_dict() == pytest.approx({"pmtl": 0.55, "fedavg": 0.45})
     assert frame.loc["fedavg", "difference"] == pytest.approx(-0.1)
     assert frame.loc["fedavg", "epsilon"] == pytest.approx(2.3178, abs=1e-3)

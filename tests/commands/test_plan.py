@@ -11,13 +11,12 @@ import pytest
 from support.problems import HANGS, environment_of_users
 from support.refusals import check_refusals, parsed
 
-from fedjaxsim.cli import plan
-from fedjaxsim.cli.plan import planned
 from fedjaxsim.extras import missing
 from fedjaxsim.kernels.backend import Backend, planning_for
+from fedjaxsim.runs import target
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.runs.target import _GPUS, Target, compile_for, copied_bytes
+from fedjaxsim.runs.target import _GPUS, Target, compile_for, copied_bytes, plan_memory
 
 M, ROWS, FEATURES, CLASSES = 10, 6, 5, 3
 FLAGS = (
@@ -114,7 +113,7 @@ def test_rows_are_copied_by_devices_that_cannot_read_them_in_the_hosts_array(cou
 
 def test_a_streamed_run_needs_a_cohort_on_the_device_and_the_states_on_the_host():
     experiment = experiment_of(algorithm="local", streamed=True)
-    found = planned(experiment, Target.here())
+    found = plan_memory(experiment, Target.here())
     cohort = experiment.simulation.sampler.scheme.capacity
     assert found["host_states"] == M * OWN
     assert found["states"] == 2 * cohort * OWN
@@ -129,7 +128,7 @@ def test_the_command_prints_the_table_or_its_numbers(ask, ask_json, monkeypatch)
     parts = sum(found[name] for name in ("rows", "states", "server"))
     device = parts + max(found["rounds"], found["evaluation"])
     assert found["needs"] == found["process"] + found["devices"] * device <= found["peak"]
-    monkeypatch.setattr(plan, "planned", lambda *run: found)  # compiled once
+    monkeypatch.setattr(target, "plan_memory", lambda *run: found)  # compiled once
     printed = ask(command)
     assert "personal states" in printed
     assert printed.endswith("it fits\n")
