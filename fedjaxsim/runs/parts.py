@@ -251,20 +251,13 @@ class Part:
         return made
 
 
-FOUND: dict[tuple[str, str], Part] = {}
-"""The parts that were found, by role and name."""
-
-
+@functools.cache
 def part_of(role: str, name: str) -> Part:
     """Find a part by name; raise a ValueError for an unknown one."""
-    if (role, name) not in FOUND:
-        if ROLES[role].takes_user_code and is_user_code(name):
-            factory = find_user_code(role, name)
-        else:
-            _check_name(role, name)
-            factory = import_factory(ROLES[role].known[name])
-        FOUND[role, name] = Part(role, name, factory)
-    return FOUND[role, name]
+    if ROLES[role].takes_user_code and is_user_code(name):
+        return Part(role, name, find_user_code(role, name))
+    _check_name(role, name)
+    return Part(role, name, import_factory(ROLES[role].known[name]))
 
 
 def check_parts(settings: Mapping[str, Any]) -> None:

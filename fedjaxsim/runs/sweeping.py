@@ -164,7 +164,7 @@ class SearchedSweep(NamedTuple):
 
     plan: Search
     choose: Sweep
-    prepare: Callable[[SweepRuns], Sweep]
+    prepare: Callable[[SweepRuns], "Sweep | SearchedSweep"]
 
     @property
     def remark(self) -> str:
@@ -198,14 +198,10 @@ def prepare_sweep(
     check_place(out, "sweep")
     how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet, "axis": axis}
     if isinstance(plan, Search):
-
-        def prepare(plan: SweepRuns, to: Path = out, *, chooses: bool = False) -> Sweep:
-            first: dict[str, Any] = {"say_how_far": say_how_far} if chooses else {}
-            sweep = prepare_sweep(plan, to, overwrite=overwrite, chooses=chooses, **how, **first)
-            assert isinstance(sweep, Sweep)
-            return sweep
-
-        return SearchedSweep(plan, prepare(plan.tuning(), out / SEARCH, chooses=True), prepare)
+        prepare = functools.partial(prepare_sweep, overwrite=overwrite, **how)
+        first = prepare(plan.tuning(), out / SEARCH, chooses=True, say_how_far=say_how_far)
+        assert isinstance(first, Sweep)
+        return SearchedSweep(plan, first, functools.partial(prepare, out=out))
     families = families_of(plan, say_how_far)
     firsts = [next(iter(family[0].values())) for family in families]
     metrics = merge_metrics(first.metrics for first in firsts)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjaxsim.cli import main
-from fedjaxsim.runs.parts import FOUND
+from fedjaxsim.runs.parts import part_of
 
 RUN = (
     "run --data synthetic --loss squared --clients 6 --validation-fraction 0.3 --algorithm fedavg "
@@ -71,7 +71,7 @@ def test_a_killed_run_resumes_with_the_code_alone_that_made_what_it_released(
 
     def forget():  # as a process that begins
         sys.modules.pop("drifting")
-        FOUND.clear()
+        part_of.cache_clear()
 
     code = tmp_path / "drifting.py"
     code.write_text(OWN)
