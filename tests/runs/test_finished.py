@@ -1,6 +1,7 @@
 """A run's folder as an object, and the commands that predict and show coefficients."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
+from fedjaxsim.runs import finished as finished_runs
 
 RUN = (
     "run --data csv:rows.csv --client who --target y --one-hot kind --range x=0:9,y=0:120 "
@@ -135,6 +137,22 @@ def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert main(["predict", str(tmp_path), "--quiet"]) == 2
     assert main(["coefficients", str(tmp_path), "--out", "x.txt"]) == 2
     assert "csv or" in capsys.readouterr().err
+
+
+def test_new_rows_have_the_units_of_the_run_before_they_are_preprocessed(tmp_path, monkeypatch):
+    frame = pd.DataFrame({"who": "a", "x": [10.0, 0.0], "z": 1.0, "y": [0.0, 1.0]})
+    new = fjs.data.from_dataframe(frame, client="who", target="y")
+    of_run = fjs.data.scale(new, {"x": (0, 10), "z": (-1, 1)})
+    run = finished_runs.FinishedRun(tmp_path)
+    vars(run)["config"] = SimpleNamespace(get=lambda *_: ("unit-rows",), replace=lambda **_: None)
+    monkeypatch.setattr(run, "_read", lambda *_: new)
+    monkeypatch.setattr(finished_runs, "population_of", lambda _: of_run)
+    population, clipped = run._population("new", None)
+    # Stored as (1, 1) and (−1, 1), of norm √2.
+    assert population is not None
+    assert clipped is not None
+    np.testing.assert_allclose(population.fields["x"], np.array([[1, 1], [-1, 1]]) / np.sqrt(2))
+    assert not clipped.any()
 
 
 @pytest.mark.thorough
