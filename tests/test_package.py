@@ -1,5 +1,6 @@
 """What is built of the project: files, and a wheel that works where the repository is not."""
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -62,14 +63,12 @@ def program(built, tmp_path_factory):
     (wheel,) = built.glob("*.whl")
     venv.create(folder / "env", with_pip=False)
     scripts = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
-    variables = environment_of_users()
-    variables.pop("PYTHONPATH", None)
 
-    def call(*command):
+    def call(*command, environment=os.environ):
         return subprocess.run(
             list(map(str, command)),
             cwd=folder,
-            env=variables,
+            env={name: value for name, value in environment.items() if name != "PYTHONPATH"},
             check=True,
             capture_output=True,
             text=True,
@@ -84,7 +83,7 @@ def program(built, tmp_path_factory):
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     found = call(scripts / "python", "-c", "import fedjaxsim; print(fedjaxsim.__file__)")
     assert Path(found.strip()).is_relative_to(folder)
-    return folder, lambda *words: call(scripts / "fedjaxsim", *words)
+    return folder, functools.partial(call, scripts / "fedjaxsim")
 
 
 @pytest.mark.thorough
@@ -105,7 +104,7 @@ def test_the_wheel_runs_a_table_and_shakespeare_by_speaker_with_a_command_each(p
     table = ["--data", "csv:grades.csv", "--client", "school", "--target", "grade"]
     text = ["--data", "leaf:shakespeare.json", "--model", "gru", "--hidden", "8"]
     for name, clients, data in (("table", 3, table), ("text", 2, text)):
-        fedjaxsim_("run", *data, *plan, "--out", name)
+        fedjaxsim_("run", *data, *plan, "--out", name, environment=environment_of_users())
         summary = json.loads((folder / name / "summary.json").read_text())
         assert summary["clients"] == clients
         assert 3.9 < summary["epsilon"] <= 4
