@@ -121,6 +121,11 @@ def resolve_metrics(
 
 def _check_names(names: Collection[str]) -> None:
     """Check that no metric has the name of another one's column."""
+    if "failed" in names:
+        raise ValueError(
+            "the metric 'failed' must have another name: the column of clients whose model "
+            "predicts NaN has it"
+        )
     for name in names:
         for ending in ENDINGS:
             if name + ending in names:

@@ -52,6 +52,11 @@ def test_records_are_decided_once_and_contradictions_are_refused():
     assert next(iter(resolve_metrics(["loss", "pinball"], {}, judged_by="loss"))) == "loss"
     with pytest.raises(ValueError, match=r"metric must be one of loss, got 'los'"):
         resolve_metrics(["loss"], {}, judged_by="los")
+    # A dash in the name of a metric stays; in a word it may stand for an underscore.
+    assert next(iter(resolve_metrics(["loss", "a-b"], {}, judged_by="a-b"))) == "a-b"
+    assert next(iter(resolve_metrics(["loss", "a_b"], {}, judged_by="a-b"))) == "a_b"
+    with pytest.raises(ValueError, match=r"'failed' must have another name"):
+        resolve_metrics(["loss", "failed"], {})
     words = OWN._replace(title="another title")
     assert merge_metrics([{"gap": OWN}, {"gap": words}]) == {"gap": OWN}
     with pytest.raises(ValueError, match=r"contradict.*'gap'.*larger_is_better is False"):

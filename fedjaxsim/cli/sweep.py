@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjaxsim import checks
 from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Work
 from fedjaxsim.factories import Count
+from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.runs.output import FigureAxis
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ def sweep(
     if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
         needs = "score-noise and score-largest need select-privately"
         raise ValueError(f"select-privately needs score-noise, and {needs}")
+    if score_noise is not None:
+        checks.in_range(f"[{SMALLEST_NOISE}, {LARGEST_NOISE}]", score_noise=score_noise)
+    checks.positive(score_largest=score_largest)
     axis = figure.axis
     if chooses and axis.over != "rounds":
         raise ValueError("over has no effect with select-privately, which draws no curves")

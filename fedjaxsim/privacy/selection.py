@@ -81,13 +81,17 @@ def parse(text: str) -> NegativeBinomial:
     kind, *numbers = text.split(":")
     if kind in _ETAS:
         numbers = [_ETAS[kind], *numbers]
+    allowed = f"select-privately must be {_FORMS}, got {text!r}"
     try:
-        if kind in (*_ETAS, "negative-binomial"):
-            eta, mean = map(float, numbers)
-            return with_mean(eta, mean)
-        raise ValueError(f"unknown distribution {kind!r}")
+        eta, mean = map(float, numbers)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if kind not in (*_ETAS, "negative-binomial"):
+        raise ValueError(f"{allowed}{checks.did_you_mean(kind, (*_ETAS, 'negative-binomial'))}")
+    try:
+        return with_mean(eta, mean)
     except ValueError as error:
-        raise ValueError(f"select-privately must be {_FORMS}, got {text!r}: {error}") from error
+        raise ValueError(f"{allowed}: {error}") from error
 
 
 def with_mean(eta: float, mean: float) -> NegativeBinomial:

@@ -84,7 +84,8 @@ def read_raw(path: Path) -> dict[str, Any]:
 def content(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give a file, as {path / CONFIG}")
+        file = next((name for name in (CONFIG, "sweep.toml") if (path / name).is_file()), CONFIG)
+        raise ValueError(f"{path} is a folder: give a file, as {path / file}")
     if not path.is_file():
         if path.name == CONFIG:
             from fedjaxsim.report.files import not_a_run  # late, as it imports numpy

@@ -425,7 +425,7 @@ def read_plan(
         if first == SECRET or isinstance(first, SecretSeed):
             raise ValueError("seeds and seed secret exclude each other")
         if not isinstance(first, int):
-            raise ValueError(f"seeds begin at a seed, a whole number, got {first!r}")
+            raise ValueError(f"seeds need one seed to begin at, a whole number, got {first!r}")
         changes = {**changes, "seed": list(range(first, first + seeds))}
     with in_file(path):
         file = file.changed(changes)

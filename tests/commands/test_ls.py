@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from support.json_schemas import SCHEMAS
+from support.json_schemas import SCHEMAS, SUMMARY
 from support.written_runs import write_run
 
 from fedjaxsim.cli import main
@@ -75,7 +75,15 @@ def test_every_json_has_a_schema():
 
 def test_the_page_states_the_keys_of_each_schema():
     page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (.*`.*) \|$", page.partition("## JSON")[2], re.MULTILINE)
+    section = page.partition("## JSON")[2]
+    [summary] = re.findall(r"^`summary.json` has (.*)$", section, re.MULTILINE)
+    parts_of_names = {"train_", "test_", "validation_", "_seconds", "example_", "audit_"}
+    stated = {*re.findall(r"`(\w+)`", summary)} - parts_of_names
+    assert stated == {*SUMMARY, "epsilon_spent"}
+    [systems] = re.findall(r"`systems` \((.*?)\)", section)
+    properties = SCHEMAS["compare"]["properties"]
+    assert {*re.findall(r"`(\w+)`", systems)} == {*properties["systems"]["items"]["properties"]}
+    rows = re.findall(r"^\| `(\w+)` \| (.*`.*) \|$", section, re.MULTILINE)
     stated = {name: {*re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", row))} for name, row in rows}
     entries = {name: schema.get("items", schema) for name, schema in SCHEMAS.items()}
     assert stated == {name: {*entry["properties"]} for name, entry in entries.items()}

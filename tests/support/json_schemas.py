@@ -30,15 +30,31 @@ _GUARANTEE = record(
     assumptions=TEXTS, reason=TEXT, unit={"const": "client"}, advantage=MAYBE,
 )  # fmt: skip
 _REPORT = dict.fromkeys(_ADJACENCIES, record(**dict.fromkeys(_VIEWS, by_name(_GUARANTEE))))
-_ROW = {
-    "type": "object",
-    "properties": {
-        "run": TEXT, "rounds": COUNT, "rounds_planned": COUNT, "interrupted": TRUTH,
-        "epsilon": MAYBE, "epsilon_replace": MAYBE, "delta": NUMBER, "rounds_per_second": MAYBE,
-        "assumed": TEXTS,
-    },
-    "required": ["run", "rounds", "epsilon", "delta", "assumed"],
+SUMMARY = {
+    **dict.fromkeys(("algorithm", "data", "model"), TEXT),
+    **dict.fromkeys(("clients", "rounds", "rounds_planned"), COUNT),
+    **dict.fromkeys(("interrupted", "stopped_early", "budget_spent"), TRUTH),
+    "diverging": {"type": ["integer", "null"]}, "nonfinite": COUNT,
+    "worse_than_constant": MAYBE_TEXT, "progress_sample": COUNT,
+    **dict.fromkeys(("epsilon", "epsilon_replace", "rounds_per_second"), MAYBE),
+    "device_peak_bytes": MAYBE,
+    "delta": NUMBER, "noise_multiplier": NUMBER, "cohort": NUMBER,
+    **dict.fromkeys(("message_bytes", "server_bytes", "peak_bytes"), COUNT),
 }  # fmt: skip
+"""The numbers in each `summary.json`, besides metrics and the seconds of phases."""
+_ROW = {
+    "type": "object", "properties": {"run": TEXT, "assumed": TEXTS, **SUMMARY},
+    "required": ["run", "rounds", "epsilon", "delta", "assumed"],
+    "patternProperties": {
+        "^(train|test|validation)_": {}, "_seconds$": MAYBE,
+        "^(epsilon_spent|example_|audit_)": {},
+    },
+    "additionalProperties": False,
+}  # fmt: skip
+_SYSTEM = record(
+    system=TEXT, metric=TEXT, seeds=COUNT, failed=COUNT, paired_seeds=COUNT,
+    **dict.fromkeys(("mean", "half", "deviation", "difference", "difference_half", "p"), MAYBE),
+)  # fmt: skip
 _BYTES = ("rows", "states", "server", "rounds", "evaluation", "process", "host_states", "peak")
 SCHEMAS: dict[str, dict[str, Any]] = {
     "audit": record(
@@ -51,7 +67,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         evaluation_seconds=NUMBER, compile_seconds=NUMBER, rounds_mb=NUMBER, device_peak_mb=MAYBE,
         clients_per_round=NUMBER, chunk_size=COUNT, devices=COUNT,
     ),
-    "compare": record(runs={"type": "array", "items": _ROW}, systems={"type": "array"}),
+    "compare": record(
+        runs={"type": "array", "items": _ROW}, systems={"type": "array", "items": _SYSTEM}
+    ),
     "data": record(
         columns={"type": "array", "items": by_name({})}, refused={"type": ["string", "null"]},
         clients=COUNT, rows=COUNT, rows_train=COUNT, rows_validation=COUNT, rows_test=COUNT,
