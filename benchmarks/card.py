@@ -8,8 +8,11 @@ Each workload has a process, which makes its programs beside the others': the en
 rounds by hand (`hand_written.py`), by `jax.vmap` and by `lax.map` in batches of 64. Then they take
 turns, one process at a time, medians of five. Before them, processes check of every system that
 five rounds equal a CPU's and that the same seed gives the same bits, and that the integers of exact
-sums and the norms that bound messages are a CPU's. The file is written after each answer; a process
-that is not ready in time is ended.
+sums and the norms that bound messages are a CPU's. Small rounds also run with CUDA graphs of whole
+loops, and a step of the CNN with each form of its convolutions. In the time that is left come pfl
+and FedJAX, if torch is there and their wheels are in `peers/wheels` (`peers/README.md`). The file
+is written after each answer; a process that is not ready in time is ended, and one that fails, or a
+system, leaves the others be.
 """
 
 import concurrent.futures
@@ -17,11 +20,13 @@ import contextlib
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +34,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from accelerator import OF_SYSTEMS, WHAT, settings_of
+from accelerator import OF_SYSTEMS, WHAT, convolutions, settings_of
 from common import Record, alternate, update
 from hand_written import rounds_of_run
 
 from fedjaxsim.bench.measure import Rounds, machine, spread
 from fedjaxsim.cli.printing import print_rows
+from fedjaxsim.data.npz import save_npz
 from fedjaxsim.kernels import integer_sums
 from fedjaxsim.privacy.messages import clip_by_global_norm, squared_norm
 from fedjaxsim.report.files import read_json
@@ -53,27 +59,44 @@ ROUNDS = 5
 """Rounds after which a card's numbers are compared with a CPU's."""
 TOLERANCE = 1e-4
 """Relative to the largest number; 7·10⁻⁶ was seen on an H100, and 5·10⁻⁵ of SCAFFOLD."""
+GRAPHS = {
+    f"{name}, graphs of loops": name for name in ("softmax-1k-of-10k", "mlp-pmtl", "text-gru-pmtl")
+}
+"""Workloads that also run with loops inside CUDA graphs; today's XLA has graphs of kernels only."""
+OF_LOOPS = {
+    "XLA_FLAGS": "--xla_gpu_enable_command_buffer="
+    "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"
+}
+FORMS = "a step of the CNN"
+PEERS = ("pfl", "fedjax", "ours")
+PEERS_FOLDER = Path(__file__).parent / "peers"
+PATIENCE, LEAST = 60, 10
+"""Seconds of a peer, at most; and without so many left none starts."""
 
 
 class Child:
     """A process of a script that answers one request, after `go`."""
 
-    def __init__(self, request: Record, script: str = __file__):
+    def __init__(
+        self, arguments: Sequence[str], script: str = __file__, variables: Mapping[str, str] = {}
+    ):
         self._process = subprocess.Popen(
-            [sys.executable, script, "--child", json.dumps(request)],
+            [sys.executable, script, *arguments], env={**os.environ, **variables},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         self._words: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._read, self._hear)]
+        for thread in self._threads:
+            thread.start()
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
             self._lines.put(line)
+        self._threads[1].join(1)  # its last words
         self._lines.put("")
 
-    def _listen(self) -> None:
+    def _hear(self) -> None:
         for line in self._process.stderr or ():
             self._words.append(line.strip())
 
@@ -84,7 +107,8 @@ class Child:
             while line := self._lines.get(timeout=max(0.01, end - time.monotonic())):
                 if line.startswith("{"):
                     return json.loads(line)
-            return {"failed": (self._words or ["no word"])[-1]}
+            errors = [word for word in self._words if re.match(r"[\w.]*(Error|Exception)\b", word)]
+            return {"failed": (errors or self._words or ["no word"])[-1][:300]}
         self.end()
         return {"failed": f"not ready in {seconds:.0f} s"}
 
@@ -98,16 +122,30 @@ class Child:
         """End the process."""
         self._process.kill()
         self._process.wait()
+        for thread in self._threads:
+            thread.join(1)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: bool, out: Path):
     """Check the laws and measure the workloads until the time is over."""
     end = time.monotonic() + 60 * minutes
     path = out / "card.json"
+
+    def start(variables: Mapping[str, str] = {}, **request: Any) -> Child:
+        asked = json.dumps(request | {"rehearse": rehearse})
+        return Child(["--child", asked], variables=variables)
+
     shares = [systems[k::LAWS] for k in range(LAWS)]
-    laws = [Child({"laws": share, "rehearse": rehearse}) for share in shares if share]
-    laws.append(Child({"laws": None, "rehearse": rehearse}))
-    timed = {name: Child({"workload": name, "rehearse": rehearse}) for name in names}
+    laws = [start(laws=share) for share in shares if share]
+    laws.append(start(laws=None))
+    timed = {name: start(workload=name) for name in names}
+    timed |= {
+        title: start(OF_LOOPS, workload=name, alone=True)
+        for title, name in GRAPHS.items() if name in names
+    } | {FORMS: start(forms=True)}  # fmt: skip
     try:
         # Half of the time to compile, also for the processes of laws: they disturb the clock.
         half = end - 30 * minutes
@@ -129,6 +167,9 @@ def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: 
             child.end()
             update(path, {name: answer})
             print(name, answer.get("failed") or _line(answer), flush=True)
+        for title, report in peers(rehearse, lambda: end - time.monotonic()):
+            update(path, {title: report})
+            print(title, report, flush=True)
     except KeyboardInterrupt:
         print(f"stopped by Ctrl-C; what was measured is in {path}", file=sys.stderr)
         return 130
@@ -136,6 +177,35 @@ def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: 
         for child in (*laws, *timed.values()):
             child.end()
     return 0
+
+
+def peers(rehearse: bool, left: Callable[[], float]) -> Iterator[tuple[str, Record]]:
+    """Run pfl, FedJAX and the engine on the same clients; yield names and reports."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clients.npz"
+        # Cohorts are of a hundred.
+        tiny = {"clients": 110, "rows": (5,)} if rehearse else {}
+        settings = settings_of("femnist-cnn-fedavg", False, **tiny)
+        save_npz(path, prepare(run_config(**settings), check_memory=False).simulation.population)
+        wheels = sorted(map(str, (PEERS_FOLDER / "wheels").glob("*.whl")))
+        search = os.pathsep.join([*wheels, *filter(None, [os.environ.get("PYTHONPATH")])])
+        variables = {"PYTHONPATH": search} | ({"JAX_PLATFORMS": "cpu"} if rehearse else {})
+        for workload in ("cnn", "mlp"):
+            for peer in PEERS:
+                script = "ours.py" if peer == "ours" else f"{peer}_rounds.py"
+                setting = {"fedjax": "jit", "ours": "one device"}.get(peer, "")
+                rounds = 1 if rehearse else 50 if peer == "ours" else 5
+                arguments = [workload, "fedavg", "--data", str(path), "--rounds", str(rounds)]
+                if left() < LEAST:
+                    return
+                child = Child(
+                    [*arguments, "--setting", setting], str(PEERS_FOLDER / script), variables
+                )
+                try:
+                    report = child.line(min(PATIENCE, left()))
+                finally:
+                    child.end()
+                yield f"peer {peer}, {workload}", report
 
 
 def _line(answer: Record) -> str:
@@ -152,35 +222,38 @@ def answer(line: Record) -> None:
     print(json.dumps(line), flush=True)
 
 
-def measure(name: str, rehearse: bool) -> None:
-    """Make the forms of a workload, wait for a word, and time them in turn."""
+def measure(name: str, rehearse: bool, alone: bool) -> None:
+    """Make the forms of a workload, or the engine's `alone`, wait for a word, and time them."""
     experiment = prepare(run_config(**settings_of(name, rehearse)), check_memory=False)
     simulation, rounds = experiment.simulation, 1 if rehearse else 8
     engine = Rounds(simulation, experiment.hparams)
     forms: dict[str, Callable[[Any, int], Any]] = {"engine": engine.advance}
     carries: dict[str, Any] = {"engine": engine.start()}
-    for form, size in (("by hand, vmap", None), (f"by hand, map of {MAPPED}", MAPPED)):
+    by_hand = {} if alone else {"by hand, vmap": None, f"by hand, map of {MAPPED}": MAPPED}
+    for form, size in by_hand.items():
         if size is None or size < simulation.sampler.scheme.capacity:
             carries[form], forms[form] = rounds_of_run(experiment, size)
 
-    def first(form: str) -> None:
+    def first(form: str) -> float:
+        begin = time.perf_counter()
         carries[form] = jax.block_until_ready(forms[form](carries[form], rounds))
+        return time.perf_counter() - begin
 
-    failed = {}
+    failed, compiling = {}, {}
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for form, done in {form: pool.submit(first, form) for form in forms}.items():
             error = done.exception()
             if error is not None:  # by hand, all slots at once may not fit
                 failed[form] = " ".join(str(error).split())[:200]
                 del forms[form]
+            else:
+                compiling[form] = done.result()
     need = compile_for(Target.here(), simulation, experiment.hparams).need
     answer({"ready": name})
     sys.stdin.readline()
     times = {}
     for form in forms:
-        begin = time.perf_counter()
-        first(form)
-        times[form] = max(1, round(TURN / (time.perf_counter() - begin)))
+        times[form] = max(1, round(TURN / first(form)))
 
     def turn(form: str) -> None:
         for _ in range(times[form]):
@@ -190,6 +263,7 @@ def measure(name: str, rehearse: bool) -> None:
     took = alternate({form: lambda form=form: turn(form) for form in forms}, repeats=5)
     answer({
         "seconds": {f: [t / (times[f] * rounds) for t in all_] for f, all_ in took.items()},
+        "first_seconds": compiling,
         "refused": failed,
         "chunk_size": simulation.plan_for(experiment.hparams).chunk_size,
         "planned_bytes": need.peak,
@@ -198,17 +272,30 @@ def measure(name: str, rehearse: bool) -> None:
     })  # fmt: skip
 
 
+def time_forms(rehearse: bool) -> None:
+    """Wait for a word, and time a step of the CNN with each form of its convolutions."""
+    answer({"ready": FORMS})
+    sys.stdin.readline()
+    answer({"seconds": {form: [took] for form, took in convolutions(rehearse).items()}})
+
+
 def laws_of_systems(systems: Sequence[str], rehearse: bool) -> None:
     """Compare five rounds of each system with a CPU's, and with themselves."""
-    card, cpu = jax.devices()[0], jax.local_devices(backend="cpu")[0]
     for place, name in enumerate(systems):
-        settings = settings_of(name, True, seed=3) | ({} if rehearse else {"clients": 40})
-        ends = [_after(settings, device) for device in (card, card, cpu)]
-        pairs = list(zip(*map(jax.tree.leaves, ends), strict=True))
-        last = {"last": True} if place == len(systems) - 1 else {}
-        same = all(np.array_equal(a, b, equal_nan=True) for a, b, _ in pairs)
-        off = max(_off(a, b) for a, _, b in pairs)
-        answer(last | {f"law {name}": {"same bits": same, "off by": off}})
+        try:
+            law = _law_of_a_system(name, rehearse)
+        except Exception as error:  # the other systems go on
+            law = {"failed": " ".join(str(error).split())[:200]}
+        answer(({"last": True} if place == len(systems) - 1 else {}) | {f"law {name}": law})
+
+
+def _law_of_a_system(name: str, rehearse: bool) -> Record:
+    card, cpu = jax.devices()[0], jax.local_devices(backend="cpu")[0]
+    settings = settings_of(name, True, seed=3) | ({} if rehearse else {"clients": 40})
+    ends = [_after(settings, device) for device in (card, card, cpu)]
+    pairs = list(zip(*map(jax.tree.leaves, ends), strict=True))
+    same = all(np.array_equal(a, b, equal_nan=True) for a, b, _ in pairs)
+    return {"same bits": same, "off by": max(_off(a, b) for a, _, b in pairs)}
 
 
 def _off(value: np.ndarray, expected: np.ndarray) -> float:
@@ -267,11 +354,14 @@ def _bounded(message: Any) -> tuple[Any, jax.Array]:
 
 def print_table(path: Path) -> None:
     """Print milliseconds, ratios to the faster form by hand, and broken laws."""
-    record, rows, ratios = read_json(path), [], []
+    record, rows, ratios, others = read_json(path), [], [], []
     for name, found in record.items():
-        if "seconds" not in found if isinstance(found, dict) else True:
+        if "seconds" not in found:
             continue
         medians = {form: spread(took).median for form, took in found["seconds"].items()}
+        if "engine" not in medians or len(medians) == 1:
+            others.append(name + ": " + _line(found))
+            continue
         hand = min(took for form, took in medians.items() if form != "engine")
         ratios.append(hand / medians["engine"])
         cells = [f"{1e3 * took:.3g}" for took in medians.values()]
@@ -283,15 +373,26 @@ def print_table(path: Path) -> None:
     print_rows(head, rows)
     if ratios:
         print(f"least ratio {min(ratios):.2f}, median {np.median(ratios):.2f}")
+    reports = {name: found for name, found in record.items() if name.startswith("peer ")}
+    others += [f"{name}: {_report(found)}" for name, found in reports.items()]
+    others += [
+        f"{name}: failed: {found['failed']}" for name, found in record.items()
+        if "failed" in found and name not in reports and not name.startswith("law")
+    ]  # fmt: skip
+    print(*others, sep="\n")
     laws = {name: found for name, found in record.items() if name.startswith("law ")}
     broken = [
         f"{name}: {found}" for name, found in laws.items()
-        if not found.get("same bits", True) or not found.get("off by", 0) < TOLERANCE
-        or not found.get("integers equal", True)
+        if "failed" in found or not found.get("same bits", True)
+        or not found.get("off by", 0) < TOLERANCE or not found.get("integers equal", True)
     ]  # fmt: skip
     unchecked = [name for name in record if name.startswith("law,")]
     print(*(f"{name} did not end: {record[name]['failed']}" for name in unchecked), sep="\n")
     print(f"{len(laws) - len(broken)} of {len(laws)} laws hold", *broken, sep="\n")
+
+
+def _report(found: Record) -> str:
+    return found.get("failed") or f"{1e3 / found['rounds_per_s']:.3g} ms a round"
 
 
 def main(
@@ -319,7 +420,9 @@ def main(
         if request["rehearse"]:
             jax.config.update("jax_platforms", "cpu")
         if "workload" in request:
-            measure(request["workload"], request["rehearse"])
+            measure(request["workload"], request["rehearse"], request.get("alone", False))
+        elif "forms" in request:
+            time_forms(request["rehearse"])
         elif request["laws"] is None:
             laws_of_sums()
         else:

@@ -131,7 +131,7 @@ def main(
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     path, end = out / "profile.json", time.monotonic() + 60 * minutes
     requests = [] if markdown else [{"workload": n, "rehearse": rehearse} for n in workloads]
-    started = [Child(request, __file__) for request in requests]
+    started = [Child(["--child", json.dumps(request)], __file__) for request in requests]
     try:
         # Two thirds of the time to compile; a process that compiles would disturb the clock.
         compiled = end - 20 * minutes

@@ -45,6 +45,29 @@ def test_rounds_by_hand_are_those_of_the_engine(system):
             chex.assert_trees_all_close(store, after.personal, rtol=1e-4, atol=1e-6)
 
 
+def test_a_process_that_fails_says_which_error_it_was(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('{\"a\": 1}', flush=True)\nsys.argv[3]\n")
+    child = card.Child(["--rounds"], str(script))
+    assert child.line(20) == {"a": 1}
+    assert child.line(20) == {"failed": "IndexError: list index out of range"}
+    child.end()
+
+
+def test_a_system_that_fails_leaves_the_others_be(monkeypatch, capsys):
+    def law(name, rehearse):
+        if name == "ifca":
+            raise ValueError("no\nmemory")
+        return {"same bits": True, "off by": 0.0}
+
+    monkeypatch.setattr(card, "_law_of_a_system", law)
+    card.laws_of_systems(["ifca", "local"], rehearse=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"law ifca": {"failed": "no memory"}},
+        {"last": True, "law local": {"same bits": True, "off by": 0.0}},
+    ]
+
+
 def metadata(kind, pid, name, tid=0):
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -72,15 +95,23 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
             "peak_bytes_of_all_forms": None,
         },
         "late": {"failed": "not ready"},
+        "a step": {"seconds": {"windows": [1e-3], "rows": [2e-3]}},
+        "peer pfl, cnn": {"failed": "No module named 'torch'"},
+        "peer fedjax, cnn": {"rounds_per_s": 4.0},
         "law fedavg": {"same bits": True, "off by": 1e-6},
         "law pmtl": {"same bits": False, "off by": 1e-6},
         "law ditto": {"same bits": True, "off by": float("nan")},
+        "law ifca": {"failed": "out of memory"},
         "law, process 1": {"failed": "out of memory"},
     }))  # fmt: skip
     card.print_table(tmp_path / "card.json")
     printed = capsys.readouterr().out
     assert "least ratio 2.00, median 2.00" in printed
-    assert "1 of 3 laws hold" in printed
+    assert "late: failed: not ready" in printed
+    assert "a step: windows 1 ms, rows 2 ms" in printed
+    assert "peer pfl, cnn: No module named 'torch'" in printed
+    assert "peer fedjax, cnn: 250 ms a round" in printed
+    assert "1 of 4 laws hold" in printed
     assert "law pmtl" in printed
     assert "law ditto" in printed
     assert "process 1 did not end: out of memory" in printed

@@ -56,6 +56,8 @@ class Ticks(TrainingProcessCallback):
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
         """Note the time; pfl calls it."""
         del aggregate_metrics, model, central_iteration
+        if torch.cuda.is_available():  # which runs behind
+            torch.cuda.synchronize()
         self._clock.tick()
         return False, Metrics()
 

@@ -59,8 +59,9 @@ def tensors(workload: str, x: np.ndarray, y: np.ndarray) -> tuple[torch.Tensor, 
 def right(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return whether the network says each label, as 0 or 1."""
     network.eval()
+    device = next(network.parameters()).device
     with torch.no_grad():
-        parts = zip(x.split(500), y.split(500), strict=True)
+        parts = zip(x.to(device).split(500), y.to(device).split(500), strict=True)
         return torch.cat([(network(a).argmax(dim=1) == b).double().flatten() for a, b in parts])
 
 

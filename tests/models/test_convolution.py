@@ -15,7 +15,7 @@ from fedjaxsim.models.network import cnn, conv2d, max_pool2d
 
 # What conv2d chooses from: by the backend, for one input channel, and by size.
 IN_CACHE, WIDE = network._conv_in_cache, network._conv_wide
-ONE_CHANNEL = network._conv_one_channel
+ONE_CHANNEL, ROWS = network._conv_one_channel, network._conv_rows
 WINOGRAD = partial(winograd.conv2d, tile=(2, 3))
 # The second layer of the papers' CNN: ten images, 32 channels, 64 features.
 SECOND_LAYER = (10, 12, 12, 32), (5, 5, 32, 64)
@@ -51,6 +51,15 @@ def test_tiles_are_taken_where_they_save_multiplications():
     assert winograd.best_tile((10, 28, 28, 3), (5, 5, 3, 16)) is None
     # A flat kernel has tiles of one row.
     assert winograd.best_tile((10, 12, 12, 32), (1, 5, 32, 64)) == (1, 4)
+
+
+def test_every_form_is_the_plain_convolution():
+    x, kernel = draw(7, (1, 6, 5, 1), (3, 2, 1, 2))
+    with jax.enable_x64(True):
+        x, kernel = (jnp.round(4 * value).astype(jnp.float64) for value in (x, kernel))
+        expected = lax_conv(x, kernel)
+        for form in network.FORMS.values():
+            assert_close(form(x, kernel), expected)
 
 
 @pytest.mark.thorough
@@ -125,12 +134,16 @@ def test_conv2d_is_the_convolution_of_lax_with_its_derivatives(
         primals, tangents = tuple(values[:2]), tuple(values[2:])
         expected = derivatives(lax_conv, primals, tangents)
         tiled = partial(winograd.conv2d, tile=tile)
-        for form in (IN_CACHE, WIDE, tiled) + ((ONE_CHANNEL,) if channels == 1 else ()):
+        forms = network.FORMS | {"tiles": tiled}
+        del forms["grouped"]  # is lax_conv
+        if channels > 1:
+            del forms["one channel"]
+        for form in forms.values():
             assert_close(derivatives(form, primals, tangents), expected)
 
 
 @pytest.mark.parametrize(
-    ("form", "channels"), [(IN_CACHE, 2), (WIDE, 2), (WINOGRAD, 2), (ONE_CHANNEL, 1)]
+    ("form", "channels"), [(IN_CACHE, 2), (WIDE, 2), (ROWS, 2), (WINOGRAD, 2), (ONE_CHANNEL, 1)]
 )
 def test_conv2d_can_be_mapped_and_scanned(form, channels):
     clients = 3
