@@ -287,8 +287,9 @@ def test_a_number_differs_by_more_than_half_of_its_last_digit(page_numbers):
 
 @pytest.mark.thorough
 def test_the_short_numbers_of_pages_are_those_of_today():
-    script, environment = [sys.executable, ROOT / "docs/page_numbers.py"], environment_of_users()
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    # Compiled as tests are, whose sums round as on another processor, which the script allows for.
+    script = [sys.executable, ROOT / "docs/page_numbers.py"]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
