@@ -15,7 +15,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.samplers import Sampling, full_participation, poisson
-from fedjaxsim.simulation import Simulation
+from fedjaxsim.simulation import Simulation, SimulationState
 from fedjaxsim.tasks.task import known_regression
 
 PRIVATE = {
@@ -141,6 +141,15 @@ def test_clients_send_the_bytes_of_their_messages(shared_pmtl):
     hparams = read_by(shared_pmtl, **simulations.VALUES)
     [kernel] = [v.size for k, v in shared_pmtl.task.init(jax.random.key(0)).items() if k != "bias"]
     assert shared_pmtl.bytes_sent(hparams) == pytest.approx(4 * (kernel + 1) * 0.6 * 5)
+
+
+def test_a_state_shows_its_arrays_without_their_numbers():
+    shared = {"w": np.ones((2, 3), np.float32), **{f"x{k}": np.int32(k) for k in range(4)}}
+    state = SimulationState(*jax.tree.map(jnp.asarray, (7, shared, {}, (), (), 0)))
+    assert repr(state).splitlines() == [
+        "SimulationState of round 7",
+        "  shared: w float32[2, 3], x0 int32[], x1 int32[], x2 int32[], … (5 arrays)",
+    ]
 
 
 def test_it_shows_its_parts_population_placement_and_layout(shared_pmtl):

@@ -5,6 +5,7 @@ A single run has no axis of runs; otherwise it is treated as S runs in one progr
 
 import contextlib
 import dataclasses
+import html
 import inspect
 import math
 import threading
@@ -79,6 +80,17 @@ class History(tuple[Segment, ...]):
 
     def __repr__(self) -> str:
         """Return a table of metrics, without the middle of a long run; S runs show their range."""
+        table = self._table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in table) or "()"
+
+    def _repr_html_(self) -> str:
+        """Return the same table for notebooks."""
+        rows = (f"<tr><td>{'</td><td>'.join(map(html.escape, row))}</td></tr>"
+                for row in self._table())  # fmt: skip
+        return f"<table>{''.join(rows)}</table>"
+
+    def _table(self) -> list[list[str]]:
         half, table = _SHOWN // 2, list[list[str]]()
         for segment in self if len(self) <= _SHOWN else self[:half] + self[-half:]:
             summary, split = segment.evaluation.summary(), segment.evaluation.split
@@ -89,8 +101,7 @@ class History(tuple[Segment, ...]):
             table += [[*shown.values()]] if table else [[*shown], [*shown.values()]]
         if len(self) > _SHOWN:
             table.insert(1 + half, ["…"] * len(table[0]))
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join("  ".join(map(str.rjust, row, widths)) for row in table) or "()"
+        return table
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return a data frame with one row per evaluation and, of several runs at once, per run.

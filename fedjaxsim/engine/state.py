@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import register_dataclass
+from jax.tree_util import keystr, register_dataclass, tree_leaves_with_path
 
 from fedjaxsim.engine.work import CohortSlots
 from fedjaxsim.privacy import ledger
@@ -20,6 +20,8 @@ from fedjaxsim.privacy.ledger import Ledger
 from fedjaxsim.privacy.samplers import Cohort
 
 PyTree = Any
+_SHOWN = 4
+"""Most arrays of a part that the text of a state names."""
 
 
 class StatePart(NamedTuple):
@@ -51,6 +53,18 @@ class SimulationState:
     key: jax.Array
     consumed: jax.Array | None = None
 
+    def __repr__(self) -> str:
+        """Show the round and the name, type and shape of each array, without its numbers."""
+        lines = [f"SimulationState of round {self.round}"]
+        for name in ("shared", "personal", "mechanism"):
+            arrays = [
+                f"{keystr(path, simple=True, separator='.')} {_shape_text(leaf)}".strip()
+                for path, leaf in tree_leaves_with_path(getattr(self, name))
+            ]
+            more = [f"… ({len(arrays)} arrays)"] if len(arrays) > _SHOWN else []
+            lines += [f"  {name}: {', '.join(arrays[:_SHOWN] + more)}"] if arrays else []
+        return "\n".join(lines)
+
     @property
     def of_clients(self) -> tuple[PyTree, jax.Array | None]:
         """The parts that clients keep: personal states and numbers of consumed minibatches."""
@@ -70,6 +84,10 @@ class SimulationState:
         """Return the state with all that releases to come need; see `ledger.announce`."""
         privacy = ledger.announce(self.privacy, releases, sentences, **keys_and_places)
         return dataclasses.replace(self, privacy=privacy)
+
+
+def _shape_text(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else type(leaf).__name__
 
 
 PARTS = {

@@ -61,6 +61,8 @@ def test_a_segment_does_not_show_its_arrays():
 
 def test_a_history_shows_its_rounds_and_metrics_in_a_short_table():
     assert repr(HISTORY).split("\n") == ["round  test_loss", "    2          1", "    4       0.25"]
+    rows = HISTORY._repr_html_().split("<tr>")  # of notebooks
+    assert rows[2] == "<td>2</td><td>1</td></tr>"
     several = History([segment(2, [1, 2], [[0.5, 1.0, 2.0], [1.5, 1.0, 4.0]])])
     assert str(several).split("\n")[1].split() == ["2", "1", "to", "3"]
     failed = History([segment(2, [1, 2], [0.5, np.nan])])
