@@ -255,7 +255,7 @@ def summary_of(
             f"fjs.data.split(population, {split}=0.2)",
             stacklevel=2,
         )
-    records = task.metric_records(metrics)
+    records = reported.metric_records(metrics)
     variance = None
     if y is not None and "squared_error" in metrics and np.any(count > 0):
         targets = y[population.splits[split].all_rows()]

@@ -137,7 +137,7 @@ class Experiment:
     @functools.cached_property
     def metrics(self) -> MetricRecords:
         """The records of the metrics of each client."""
-        return self.simulation.task.metric_records(self._measured().sums)
+        return self.simulation.reported.metric_records(self._measured().sums)
 
     @property
     def judging(self) -> str:

@@ -188,7 +188,7 @@ class FinishedRun:
     def _read(self, rows: Any, client: str | None, labelled: bool) -> Population:
         """Read a data frame, or data by name, with the roles of columns that the run's data had."""
         settings = self.config.arguments("data")
-        spec = DataSpec(rows if isinstance(rows, str) else "")
+        spec = DataSpec(rows).require_known() if isinstance(rows, str) else DataSpec("")
         if spec.kind == "images" and not labelled:
             names = ("client", "x", "resize", "center_crop")
             how = {name: settings[name] for name in names if name in settings}
@@ -196,16 +196,19 @@ class FinishedRun:
                 how["client"] = client
             trained = [*map(str, self.sim.population.names)]
             return read_new_images(spec.path, trained, **how).to_predict(NEW).population(spec.path)
-        alike = spec.kind == DataSpec(self.config.data).kind
-        seed = self.config.data_seed
-        if spec.is_user_code:
-            rows, _ = part_of("data", spec.kind).rows(settings if alike else {}, seed)
-            if not is_frame(rows):
+        if spec and spec.kind not in TABLES:
+            part, seed = part_of("data", spec.kind), self.config.data_seed
+            how = settings if spec.kind == DataSpec(self.config.data).kind else {}
+            if spec.is_user_code:
+                rows, _ = part.rows(how, seed)
+            has_columns = is_frame(rows) if spec.is_user_code else "client" in part.settings
+            if client is not None and not has_columns:
+                raise ValueError(f"client names a column of a table, which {spec} is not")
+            if spec.is_user_code and not has_columns:
                 return source_of_object(rows, spec).to_predict(NEW).population()
-        elif spec and spec.kind not in TABLES:
-            how: dict[str, Any] = {**settings, "seed": seed} if alike else {"seed": seed}
-            how |= {} if client is None else {"client": client}
-            return read(spec, how).to_predict(NEW).population(spec.path or None)
+            if not spec.is_user_code:
+                how = {**how, "seed": seed} | ({} if client is None else {"client": client})
+                return read(spec, how).to_predict(NEW).population(spec.path or None)
         named = {role: settings[role] for role in Roles._fields if settings.get(role)}
         roles = Roles(**{"client": None, **_roles_in(self.sim.population), **named})
         explicit, client = client is not None, roles.client if client is None else client

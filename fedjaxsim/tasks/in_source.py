@@ -7,7 +7,7 @@ other rows are turned into the run's.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -63,6 +63,15 @@ class TaskInSource:
         return has_labels or max(self.y.bound) < math.inf
 
     # --- metrics ----------------------------------------------------------------------------------
+
+    def metric_records(self, means: Collection[str]) -> dict[str, Metric]:
+        """Decide the records of all metrics; those of one of several targets name its column."""
+        records = self.task.metric_records(means)
+        for record in [*records.values()]:
+            for part in record.mean_of:
+                title = f"{record.title} of {self.y.names[records[part].target]}"
+                records[part] = records[part]._replace(title=title)
+        return records
 
     def in_units(
         self, values: Mapping[str, np.ndarray], records: MetricRecords

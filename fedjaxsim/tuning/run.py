@@ -36,7 +36,7 @@ from fedjaxsim.tuning.descent import (
     descend,
     limits,
 )
-from fedjaxsim.tuning.source import Source, find_source, keys_of, tuned_metric
+from fedjaxsim.tuning.setup import TuningSetup, keys_of, set_up, tuned_metric
 
 PATH_JSON, TUNED = "path.json", "tuned.toml"
 BOUNDS = 1e4
@@ -83,7 +83,7 @@ class Tuning:
     """
 
     path: Path
-    source: Source
+    setup: TuningSetup
     measure: SeedGradient
     start: Point
     bounds: dict[str, tuple[float, float]]
@@ -137,12 +137,12 @@ class Tuning:
             test = {"start": before.values, "tuned": after.values, **gain}
         ended = STOPPED if stop.is_set() else trace.stopped
         if ended != NOT_FINITE:
-            tuned = tuned_settings(self.source.final.config, best.point)
-            tuned = tuned.replace(public=(*tuned.public, self.source.statement))
+            tuned = tuned_settings(self.setup.final.config, best.point)
+            tuned = tuned.replace(public=(*tuned.public, self.setup.statement))
             write_tables(path / TUNED, tuned.settings())
         record |= {"stopped": ended, "best": trace.steps.index(best), "test": test}
         _write(path, record, trace.steps)  # the end, after all other files
-        return TuningResult(path, self.metric, trace, ended, test, self.source.statement)
+        return TuningResult(path, self.metric, trace, ended, test, self.setup.statement)
 
 
 def prepare_tuning(
@@ -156,31 +156,31 @@ def prepare_tuning(
         require_x64(read_json(path / PATH_JSON).get("x64"), path)
     check_place(path, "tuning")
     names = _names(asked["wrt"], config)
-    source = find_source(config, clips="clip" in names)
+    setup = set_up(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
     for name in names:
-        value = start[name] = np.asarray(source.hparams.get(name), np.float64)[()]
+        value = start[name] = np.asarray(setup.hparams.get(name), np.float64)[()]
         least, most = config.records[name].range
         bounds[name] = max(least, np.min(value) / BOUNDS), min(most, np.max(value) * BOUNDS)
     limits(start, bounds)
-    check_user_code(source.final)
-    simulation, final = source.simulation, source.final
+    check_user_code(setup.final)
+    simulation, final = setup.simulation, setup.final
     metric, improved = tuned_metric(simulation.task, simulation.population, asked["metric"])
     keys, fresh = keys_of(config.seed, asked["seeds"])
     measure = SeedGradient(
         simulation,
-        source.hparams,
+        setup.hparams,
         config.rounds,
         names,
         keys,
         metric=metric,
-        split=source.split,
+        split=setup.split,
         pooled=improved.pooled,
     )
     data = [fingerprint_of(sim.population) for sim in (simulation, final.simulation)]
     record: Record = {
         "fingerprint": settings_digest([config.settings(), asked], data),
-        "statement": source.statement,
+        "statement": setup.statement,
         "shared_seed": SHARED_SEED,
         "asked": asked,
         "x64": has_x64(),
@@ -192,7 +192,7 @@ def prepare_tuning(
     measured = _opened(path, record["fingerprint"], overwrite=overwrite)
     return Tuning(
         path,
-        source,
+        setup,
         measure,
         start,
         bounds,

@@ -33,7 +33,7 @@ from fedjaxsim.tasks import squared
 from fedjaxsim.tasks.in_source import TaskInSource
 from fedjaxsim.tasks.streaming_metrics import StreamingMetric
 from fedjaxsim.tasks.task import logistic, one_vs_all, softmax
-from fedjaxsim.tuning.source import tuned_metric
+from fedjaxsim.tuning.setup import tuned_metric
 
 VALUES = {"learning_rate": 0.3, "lam": 0.1, "clip": 1.0}
 NAMES = ("auc", "largest_loss")

@@ -15,7 +15,7 @@ from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import RunConfig, run_config
 from fedjaxsim.runs.sweep_runs import expand_sweep
-from fedjaxsim.tuning.source import find_source
+from fedjaxsim.tuning.setup import set_up
 
 M, T, DELTA = 6, 12, 1e-3
 SMALL = {
@@ -151,7 +151,7 @@ def test_tuning_on_other_clients_scales_the_noise_of_every_round():
         clients=20, held_out_clients=0.25, noise_multiplier=2.0, noise_schedule="geometric:0.8",
         sampling_rate=0.5,
     )  # fmt: skip
-    source = find_source(asked, clips=False)
+    source = set_up(asked, clips=False)
     expected = np.asarray(Schedule.parse("geometric:0.8").noise(2.0, T)) * (5 / 15)
     np.testing.assert_allclose(source.hparams.noise_multiplier, expected, rtol=1e-6)
     source.simulation.check_rounds(source.hparams, 0, T, None)

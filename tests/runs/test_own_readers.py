@@ -26,6 +26,10 @@ def arrays():
     rows = pd.read_csv("rows.csv")
     return {"x": rows[["age"]].to_numpy(), "y": rows["pay"].to_numpy()}
 
+def texts():
+    rows = pd.read_csv("rows.csv")
+    return {"x": rows[["age"]].values.tolist(), "y": rows["kind"], "client": rows["ward"]}
+
 def nothing():
     return None
 """
@@ -71,6 +75,12 @@ def test_settings_of_the_reader_are_flags_and_rows_without_clients_are_divided()
     assert divided.counts.sum(axis=1).tolist() == [8, 8, 8]
 
 
+def test_lists_and_text_of_a_frame_are_arrays():
+    population = read("ownreader:texts")
+    assert population.names.tolist() == ["a", "b"]
+    assert population.categories["y"] == ("u", "v", "w")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -100,6 +110,8 @@ def test_new_rows_are_predicted_by_the_columns_that_it_named(folder, recwarn):
     run, rows = load_run(folder / "run"), pd.read_csv("rows.csv").iloc[::-1]
     table = run.coefficients().set_index("client")
     assert [*table] == ["intercept", "age", "kind=u", "kind=v", "kind=w"]
+    with pytest.raises(ValueError, match="client names a column of a table, which ownreader:arr"):
+        run.predict("ownreader:arrays", client="ward")
     said = run.predict(rows.drop(columns="pay"), client="ward")
     assert any("'id': left out" in str(warning.message) for warning in recwarn)
     encoded = pd.get_dummies(rows[["age", "kind"]], prefix_sep="=")[[*table][1:]]

@@ -15,7 +15,7 @@ from fedjaxsim.runs import assemble, build, execute
 from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.parts import is_user_code
 from fedjaxsim.runs.sweep_runs import hyperparameters_of
-from fedjaxsim.tuning import source
+from fedjaxsim.tuning import setup
 
 _ASSEMBLE = assemble.simulation_of
 _NOT_IN_PROGRAMS = {"seed", "eval_every", "epsilon", "delta"}
@@ -46,6 +46,6 @@ def shared():
         return simulations[key][0].with_population(population)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (assemble, build, execute, source):
+        for module in (assemble, build, execute, setup):
             patch.setattr(module, "simulation_of", simulation_of)
         yield

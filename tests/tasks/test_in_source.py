@@ -43,7 +43,8 @@ def test_errors_are_in_the_unit_of_their_target_and_their_mean_is_the_tables(sca
     first, second = np.mean((outputs - scaled.fields["y"]) ** 2, axis=0)
     values = {"loss": (first + second) / 2, "squared_error": (first + second) / 2}
     values |= {"squared_error_0": first, "squared_error_1": second}
-    records = reported.task.metric_records(values)
+    records = reported.metric_records(values)
+    assert records["squared_error_1"].title == "squared error of y1"
     found = reported.in_units(values, records)
     errors = (reported.predicted({"prediction": outputs})["prediction"] - Y) ** 2
     assert found["squared_error_0"] == pytest.approx(np.mean(errors[:, 0]), rel=1e-5)

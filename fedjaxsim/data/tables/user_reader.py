@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from fedjaxsim.data.npz import source_of_arrays
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source
@@ -52,8 +54,15 @@ def source_of_object(rows: Any, name: str) -> Source:
     if isinstance(rows, Population):
         return Source.of(rows)
     if isinstance(rows, Mapping):
-        return source_of_arrays(rows)
+        return source_of_arrays({field: _as_array(values) for field, values in rows.items()})
     raise ValueError(
         f"data {name} must return a data frame, a Population, or a dict of arrays such as x, y and "
         f"client, got {type(rows).__name__}"
     )
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """Return an array; text of a data frame, which holds objects, becomes strings."""
+    array = np.asarray(values)
+    is_text = array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
+    return array.astype(str) if is_text else array

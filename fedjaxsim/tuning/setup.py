@@ -39,7 +39,7 @@ _HELD_OUT = (
 )
 
 
-class Source(NamedTuple):
+class TuningSetup(NamedTuple):
     """The simulation to tune with its hyperparameters at the start, and the run after it.
 
     Attributes:
@@ -55,7 +55,7 @@ class Source(NamedTuple):
     statement: str
 
 
-def find_source(config: RunConfig, *, clips: bool) -> Source:
+def set_up(config: RunConfig, *, clips: bool) -> TuningSetup:
     """Load the data of a tuning and of the run after it.
 
     On held-out clients the noise multiplier is scaled by their number, so that the noise on a
@@ -86,7 +86,9 @@ def find_source(config: RunConfig, *, clips: bool) -> Source:
         raise ValueError(f"the clients have no {split} rows to tune on: see --held-out-clients")
     sizes = {"run": final.simulation.num_clients, "tuning": simulation.num_clients}
     hparams = _scaled(final, sizes["tuning"] / sizes["run"], clips)
-    return Source(final, simulation, hparams, split, statement.format(data=config.data, **sizes))
+    return TuningSetup(
+        final, simulation, hparams, split, statement.format(data=config.data, **sizes)
+    )
 
 
 def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:

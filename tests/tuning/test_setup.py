@@ -6,7 +6,7 @@ import pytest
 from fedjaxsim.metrics import METRICS
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
-from fedjaxsim.tuning.source import find_source, tuned_metric
+from fedjaxsim.tuning.setup import set_up, tuned_metric
 
 SMALL = run_config(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.3)
 
@@ -14,34 +14,34 @@ SMALL = run_config(clients=12, rounds=5, sampling_rate=0.5, epsilon=2.0, clip=0.
 @pytest.mark.thorough
 def test_a_run_leaves_held_out_clients_out_and_tuning_takes_them():
     config = SMALL.replace(held_out_clients=0.25)
-    source = find_source(config, clips=False)
-    final, tuned_on = source.final.simulation.population, source.simulation.population
+    setup = set_up(config, clips=False)
+    final, tuned_on = setup.final.simulation.population, setup.simulation.population
     assert (final.num_clients, tuned_on.num_clients) == (9, 3)
     assert not set(final.names) & set(tuned_on.names)
     assert prepare(config).simulation.population.names.tolist() == final.names.tolist()
     # δ and ε are about the nine clients of the run.
-    assert source.final.delta == pytest.approx(1 / 90)
+    assert setup.final.delta == pytest.approx(1 / 90)
     # Both have noise of the same size on the mean: z C / (p m).
-    z = float(np.asarray(source.hparams.noise_multiplier))
-    assert z / 3 == pytest.approx(source.final.noise_multiplier / 9)
-    assert "9 clients, because the choice read none of their data" in source.statement
-    assert "3 held-out clients have NO protection" in source.statement
+    z = float(np.asarray(setup.hparams.noise_multiplier))
+    assert z / 3 == pytest.approx(setup.final.noise_multiplier / 9)
+    assert "9 clients, because the choice read none of their data" in setup.statement
+    assert "3 held-out clients have NO protection" in setup.statement
 
 
 def test_validation_rows_are_the_same_clients_and_not_covered():
-    source = find_source(SMALL, clips=False)
-    assert source.simulation is source.final.simulation
-    assert source.final.config.validation_fraction == 0.2
-    assert source.split == "validation"
-    assert "the choice is NOT covered by" in source.statement
-    kept = find_source(SMALL.replace(validation_fraction=0.4), clips=False)
+    setup = set_up(SMALL, clips=False)
+    assert setup.simulation is setup.final.simulation
+    assert setup.final.config.validation_fraction == 0.2
+    assert setup.split == "validation"
+    assert "the choice is NOT covered by" in setup.statement
+    kept = set_up(SMALL.replace(validation_fraction=0.4), clips=False)
     assert kept.final.config.validation_fraction == 0.4
 
 
 def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tuned():
     config = SMALL.replace(epsilon=None, clip=None, held_out_clients=0.25)
     for clips, norm in ((False, np.inf), (True, 1.0)):
-        hparams = find_source(config, clips=clips).hparams
+        hparams = set_up(config, clips=clips).hparams
         assert np.asarray(hparams.noise_multiplier) == 0
         assert np.asarray(hparams.clip) == norm
 
@@ -55,9 +55,9 @@ def test_a_metric_is_minimized_where_it_is_smooth():
     with pytest.raises(ValueError, match="metric"):
         tuned_metric(task, population, "los")
     stream = SMALL.replace(data="synthetic-stream", loss="squared", held_out_clients=0.25)
-    simulation = find_source(stream, clips=False).simulation
+    simulation = set_up(stream, clips=False).simulation
     for asked in (None, "excess-risk"):
         metric, _ = tuned_metric(simulation.task, simulation.population, asked)
         assert metric == "excess_risk"
     with pytest.raises(ValueError, match="validation"):
-        find_source(stream.replace(held_out_clients=0.0), clips=False)
+        set_up(stream.replace(held_out_clients=0.0), clips=False)
