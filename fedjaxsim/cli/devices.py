@@ -31,8 +31,8 @@ class LocalDevices:
         from fedjaxsim.report.progress import doing
 
         with doing("starting JAX", quiet=quiet):
-            from fedjaxsim.cli.process import keep_compiled_programs
             from fedjaxsim.engine import processes
+            from fedjaxsim.engine.compilation_cache import keep_compiled_programs
 
             processes.use_devices(self.count)
             self.join()

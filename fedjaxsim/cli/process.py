@@ -1,13 +1,10 @@
-"""The process of a command, alone or one of several: its end, and its compiled programs."""
+"""The process of a command, alone or one of several, and its end."""
 
 import contextlib
 import os
-import re
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 from fedjaxsim import store
@@ -23,11 +20,9 @@ from fedjaxsim.cli.messages import (
     say,
 )
 from fedjaxsim.engine import processes
-from fedjaxsim.engine.compilation_cache import use_cache
 from fedjaxsim.signals import Stop, stop_on_signal, stopped
 
 Result = TypeVar("Result")
-_BROKEN = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
 def in_all_processes(prepare: Callable[[], Work], devices_wanted: int | None) -> Work:
@@ -103,37 +98,3 @@ def end_stopped(numbers: Iterable[int], what: str) -> int:
     name, code = stopped(numbers)
     print(f"stopped by {name}{what}", file=sys.stderr)
     return code
-
-
-# --- compiled programs ----------------------------------------------------------------------------
-
-
-def keep_compiled_programs() -> None:
-    """Turn the cache on; an unusable folder gives a warning. See `engine/compilation_cache.py`."""
-    try:
-        folder = use_cache()
-    except (OSError, RuntimeError) as error:
-        say(f"warning: compiled programs are not kept: {error}")
-        return
-    if folder is not None:
-        _watch_files(folder)
-
-
-def _watch_files(folder: Path) -> None:
-    """Say which files of JAX are broken, and remove them.
-
-    JAX continues without a file that it cannot read, and never overwrites it.
-    """
-    usual, shown = warnings.showwarning, set[str]()
-
-    def show(message, *about):
-        text, broken = one_line(message), _BROKEN.search(str(message))
-        for path in folder.glob(f"{broken[1]}-*") if broken else ():
-            path.unlink(missing_ok=True)
-        if not broken:
-            usual(message, *about)
-        elif text not in shown:
-            shown.add(text)
-            say(f"warning: {text}")
-
-    warnings.showwarning = show

@@ -210,11 +210,16 @@ def _as_found() -> Iterator[None]:
 
 
 def _each_once(usual: Callable[..., None]) -> Callable[..., None]:
-    """Return a `warnings.showwarning` that prints the package's warnings once, in one line each."""
+    """Return a `warnings.showwarning` that prints the package's warnings once, in one line each.
+
+    JAX's warnings of broken files in our cache are among them; they are written anew.
+    """
     shown = set[str]()
 
     def show(message, category, filename, *place):
-        if not (issubclass(category, UserWarning) and "fedjaxsim" in filename):
+        cache: Any = sys.modules.get("fedjaxsim.engine.compilation_cache")
+        ours = issubclass(category, UserWarning) and "fedjaxsim" in filename
+        if not (ours or (cache and cache.remove_broken(str(message)))):
             usual(message, category, filename, *place)
         elif (text := one_line(message)) not in shown:  # a plan is checked before and at its start
             shown.add(text)

@@ -8,9 +8,10 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -18,6 +19,8 @@ from fedjaxsim.engine import processes
 
 _MOST_BYTES = 2**30
 """Most bytes of compiled programs that are kept."""
+_BROKEN = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
+"""JAX's warning of a file that it cannot read."""
 
 
 def keep_compiled_programs() -> Path | None:
@@ -56,6 +59,19 @@ def use_cache() -> Path | None:
     # Many small programs take as long to compile as a large one.
     settings.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder
+
+
+def remove_broken(message: str) -> bool:
+    """Remove the files that a warning of JAX's calls broken: it would never overwrite them.
+
+    Return whether it does so, and the folder is ours.
+    """
+    broken, folder, settings = _BROKEN.search(message), cache_folder(), cast(Any, jax.config)
+    if broken is None or settings.jax_compilation_cache_dir != str(folder):
+        return False
+    for path in folder.glob(f"{broken[1]}-*"):
+        path.unlink(missing_ok=True)
+    return True
 
 
 def cache_folder() -> Path:

@@ -15,7 +15,8 @@ import pytest
 from support.problems import HANGS
 
 import fedjaxsim as fjs
-from fedjaxsim.cli import process
+from fedjaxsim.cli.devices import LocalDevices
+from fedjaxsim.cli.program import _as_found
 from fedjaxsim.engine import compilation_cache
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.directory import RunDirectory
@@ -115,9 +116,11 @@ def test_a_second_run_compiles_nothing(runs):
 def test_a_broken_file_is_named_and_written_anew(tmp_path):
     small = """
 import jax
-from fedjaxsim.cli.process import keep_compiled_programs
-keep_compiled_programs()
-print(jax.jit(lambda x: x * 2)(21))
+from fedjaxsim.cli.devices import LocalDevices
+from fedjaxsim.cli.program import _as_found
+with _as_found():
+    LocalDevices().start(quiet=True)
+    print(jax.jit(lambda x: x * 2)(21))
 """
 
     def compute() -> str:
@@ -150,7 +153,8 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(compilation_cache, "jax", jax_without_cache())
-    process.keep_compiled_programs()
+    with warnings.catch_warnings(action="default"), _as_found():
+        LocalDevices().start(quiet=True)
     error = capsys.readouterr().err
     assert error.startswith("fedjaxsim: warning: compiled programs are not kept: ")
     assert error.count("\n") == 1
@@ -161,15 +165,14 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path, monkeypatch, capsys
 def test_a_full_folder_begins_anew(tmp_path, monkeypatch):
     changed: dict[str, str] = {}
     monkeypatch.setattr(compilation_cache, "jax", jax_without_cache(changed))
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # and restored
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    process.keep_compiled_programs()
+    fjs.keep_compiled_programs()
     folder = Path(changed["jax_compilation_cache_dir"])
     assert folder.is_relative_to(tmp_path / "fedjaxsim" / "compiled")
     for most, left in ((20, 2), (19, 0)):
         for name in "ab":
             (folder / name).write_bytes(bytes(10))
         monkeypatch.setattr(compilation_cache, "_MOST_BYTES", most)
-        process.keep_compiled_programs()
+        fjs.keep_compiled_programs()
         assert len(programs(tmp_path)) == left
     assert fjs.keep_compiled_programs() == folder
