@@ -145,16 +145,16 @@ def _where(path: Path, config: RunConfig, report: Report) -> str:
     public = path / PUBLIC
     if not public.is_dir():
         return f"files in {path}, all private"
-    if not config.hides_noise:
-        guessed = "partition-seed" if config.has_secret_seed else "seed"
-        return (
-            f"files in {path}, all private: whoever guesses the {guessed} ({config.data_seed}) "
-            f"knows the noise, so {public} may be handed on from a run with --seed secret alone"
-        )
     chosen = ""
     if STOPPING in report.assumed:
         chosen = "; that its rounds ended there tells something of validation rows, without an ε"
-    return f"files in {path}, all private but {public}, which may be handed on{chosen}"
+    if config.hides_noise:
+        return f"files in {path}, all private but {public}, which may be handed on{chosen}"
+    guessed = "partition-seed" if config.has_secret_seed else "seed"
+    return (
+        f"files in {path}, all private: whoever guesses the {guessed} ({config.data_seed}) knows "
+        f"the noise, so {public} may be handed on from a run with --seed secret alone{chosen}"
+    )
 
 
 def print_results(stage: Stage, done: Executed, *, explain: bool) -> None:
