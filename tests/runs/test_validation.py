@@ -41,7 +41,7 @@ def test_flags_name_columns(table):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--client who", "csv needs --target"),
+        ("--client who", "data csv need --target"),
         ("--target likes", "--client"),
         (
             "--client who --target likes --partition iid",
