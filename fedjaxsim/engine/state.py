@@ -79,10 +79,15 @@ class SimulationState:
         self,
         releases: Iterable[PrivacySpend] = (),
         sentences: Iterable[str] = (),
-        **keys_and_places: Any,
+        *,
+        places: int = 1,
+        stage: jax.Array | None = None,
+        stream: jax.Array | None = None,
     ) -> "SimulationState":
         """Return the state with all that releases to come need; see `ledger.announce`."""
-        privacy = ledger.announce(self.privacy, releases, sentences, **keys_and_places)
+        privacy = ledger.announce(
+            self.privacy, releases, sentences, places=places, stage=stage, stream=stream
+        )
         return dataclasses.replace(self, privacy=privacy)
 
 
