@@ -53,7 +53,7 @@ def test_a_flag_of_a_sweep_with_a_list_is_an_axis(tmp_path):
         ("--lam 0.1", "needs an axis"),
         ("--lamb 0.1,1", "did you mean 'lam'"),
         ("--mu 0.1,1", "only with fedprox"),
-        ("--seed 1,2 --seeds 2", "seeds begin at a seed"),
+        ("--seed 1,2 --seeds 2", "seeds need one seed to begin at"),
         ("--patience 1,2", "for single runs"),
         ("--algorithm pmtl,dito", "did you mean 'ditto'"),
         ("--lam 1,1", "lists 1.0 twice"),
