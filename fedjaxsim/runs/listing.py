@@ -1,0 +1,82 @@
+"""What folders hold: runs, sweeps and tunings, each in a few words."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedjaxsim.data.files import read_tables
+from fedjaxsim.divergence import Record
+from fedjaxsim.metrics import column_metric, primary_metric
+from fedjaxsim.report.files import KINDS, read_json
+from fedjaxsim.report.labels import data_name, short_name
+from fedjaxsim.runs.directory import CONFIG, SUMMARY, RunDirectory, metrics_in
+from fedjaxsim.runs.sweep_files import SWEEP
+
+KEYS = (
+    "path", "kind", "name", "tags", "algorithm", "data", "seed", "rounds", "metric_name", "metric",
+    "epsilon", "tuned", "problem",
+)  # fmt: skip
+"""The keys of a record; one that is not known is missing."""
+
+
+def results_in(root: Path) -> Iterator[Record]:
+    """Yield what a folder and the folders in it hold, by path: `KEYS` that are known."""
+    for place, folders, files in os.walk(root):
+        path = Path(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        kind = next((KINDS[name] for name in KINDS if name in files), None)
+        if kind is not None:
+            folders.clear()
+            yield {"run": _run, "sweep": _sweep, "tuning": _tuning}[kind](path)
+
+
+def _run(path: Path) -> Record:
+    directory = RunDirectory(path)
+    try:
+        config = directory.config()
+        done = directory.summary() if (path / SUMMARY).is_file() else {}
+        records = metrics_in(config, path / CONFIG)
+    except ValueError as error:
+        return {"path": str(path), "kind": "run", "rounds": "", "problem": str(error)}
+    planned = config.get("resolved", {}).get("rounds", config.get("rounds"))
+    row = {
+        "path": str(path), "kind": "run", **config.get("known_as", {}),
+        "algorithm": short_name(config.get("algorithm", "")), "seed": config.get("seed"),
+        "data": data_name(config.get("data", "")),
+    }  # fmt: skip
+    if not done or done["interrupted"]:
+        begun = done.get("rounds", directory.released())
+        return row | {"rounds": f"{begun} of {planned}"}
+    column = primary_metric(done, records)
+    if column is not None:
+        row |= {"metric_name": column_metric(column, records).title, "metric": done.get(column)}
+    return row | {"rounds": str(done["rounds"]), "epsilon": done["epsilon"]}
+
+
+def _tuning(path: Path) -> Record:
+    row = {"path": str(path), "kind": "tuning"}
+    try:
+        tuning, tuned = read_json(path / "path.json"), path / "tuned.toml"
+        accepted = [step["value"] for step in tuning["steps"] if step["accepted"]]
+        row |= {
+            "rounds": f"{len(tuning['steps']) - 1} of {tuning['asked']['steps']} steps",
+            "tuned": tuning["asked"]["wrt"], "metric_name": tuning["metric"],
+            "metric": accepted[-1],
+        }  # fmt: skip
+        if tuned.is_file():
+            config = read_tables(tuned)
+            row |= {"algorithm": short_name(config["algorithm"]), "data": data_name(config["data"])}
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return row | {"rounds": "", "problem": f"{path} is damaged: {error}"}
+    return row
+
+
+def _sweep(path: Path) -> Record:
+    row = {"path": str(path), "kind": "sweep"}
+    try:
+        runs = read_tables(path / SWEEP).get("resolved", {}).get("runs", "")
+        report = path / "report.json"
+        summary = read_json(report)["summary"] if report.exists() else {}
+    except (ValueError, KeyError) as error:
+        return row | {"rounds": "", "problem": f"{path} is damaged: {error}"}
+    return row | {"rounds": f"{summary.get('finished', '?')} of {runs} runs"}
