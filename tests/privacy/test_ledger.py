@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedjaxsim.data.columns import Preparation
 from fedjaxsim.privacy import ledger as ledgers
-from fedjaxsim.privacy.entries import Entry, SamplingScheme
+from fedjaxsim.privacy.entries import MOST_ROUNDS, Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.ledger import charge, entries, no_charges
 
@@ -177,6 +177,7 @@ ANNOUNCED = st.one_of(
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(ANNOUNCED, max_size=8))
+@example([(GROUPS, 1.0), "stage", (GROUPS, 1.0)])
 def test_no_charge_sentence_key_or_stage_is_lost_whatever_is_announced(steps):
     ledger = ledgers.announce(ledgers.with_key(ledgers.Ledger(()), KEYS[0]), [PREPARED])
     expected, sentences, keys = Counter({(PREPARED[0], 2.0): 1}), set(), [0]
@@ -209,6 +210,8 @@ def test_no_charge_sentence_key_or_stage_is_lost_whatever_is_announced(steps):
         for z, _, rounds in entries(account):
             counts[account.scheme, z] += rounds
     assert counts == expected
+    in_order = [int(a.next_round) for a in ledger.charges if a.next_round is not None]
+    assert {*in_order[:-1]} <= {MOST_ROUNDS}  # a stage closes those before it
     assert {*ledger.public} == sentences
     digests = [ledgers.hex_digest(draws.digest) for draws in ledger.draws]
     assert sorted(digests) == sorted(ledgers.hex_digest(ledgers.key_digest(KEYS[k])) for k in keys)
