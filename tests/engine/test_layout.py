@@ -181,6 +181,9 @@ def test_a_round_has_batches_of_the_size_that_memory_gives(pretend):
     )
     client = sim.program.client_bytes(hparams, rows)
     held = bytes_of(rows) + bytes_of((state.personal, state.consumed))
+    # An evaluation waits for its longest client.
+    assert sim.program.plan.lengths
+    assert not sim.program.plan_of_evaluation(state).lengths
     for fitting, size in ((12, 10), (0, 2)):  # of 30 places
         pretend(held + 4 * fitting * client)
         sim = linear(features=5)
