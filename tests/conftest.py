@@ -140,7 +140,7 @@ def _draw_short(words, size, dtype):
 
 def _draw_of(path):
     """What draws noise for the tests of a file."""
-    exact = path.parent.name in ("attacks", "audit", "kernels", "privacy")
+    exact = path.parent.name in ("audit", "kernels", "privacy")
     return _EXACT if exact else _draw_short
 
 

@@ -68,7 +68,7 @@ def test_a_full_pass_has_no_more_places_than_the_public_bound(bound, places):
     assert set(sizes) == {places}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(ranges, sizes, seeds)
 def test_epochs_see_every_own_row_once_each_and_no_other(where, sizes, seed):
     size, epochs = sizes
@@ -86,7 +86,7 @@ def test_a_fold_may_have_epochs_of_its_own(epochs):
         rows_seen((3, 7), Minibatches(5, steps=2), 0, epochs=2)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(ranges, sizes, seeds)
 def test_steps_with_replacement_see_own_rows_only(where, sizes, seed):
     size, number = sizes

@@ -308,7 +308,7 @@ COLUMNS = st.one_of(
 
 
 @pytest.mark.filterwarnings("ignore:column")
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=60)
 @given(
     columns=st.lists(COLUMNS, min_size=1, max_size=3),
     clients=st.lists(st.sampled_from([b"a", b"b", "c"]), min_size=6, max_size=6),

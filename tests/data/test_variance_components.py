@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.problems import after, coefficients, designs
+from support.problems import coefficients, designs
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.ditto import ditto
@@ -49,7 +49,7 @@ def test_a_pull_by_rows_shrinks_each_client_as_a_mixed_model_does(system):
     assert sim.hyperparameters(lam=3.0).lam_intercept == 3
     # A step of 1/2 suits the loss; the λ of slopes, 300/2, is no bound on it.
     hparams = sim.hyperparameters(lam=300.0, lam_intercept=0.5, learning_rate=0.5)
-    state = after(sim, hparams, 300)
+    state, _ = sim.run(sim.init(0, hparams), hparams, 300)
     w = coefficients(state.shared.params)
     of_clients = coefficients(state.personal)
     for (x, y), v in zip(designs(population), of_clients, strict=True):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from support.problems import after
 
 import fedjaxsim as fjs
 from fedjaxsim import data
@@ -150,7 +151,7 @@ def test_ranges_cover_nearly_all_rows_and_a_narrow_column_gets_a_narrow_range():
 def test_every_epsilon_of_a_run_has_the_ranges_in_it(tmp_path):
     sim, z, rounds = simulation(), 5.0, 4
     hparams = sim.hyperparameters(clip=1.0, noise_multiplier=z)
-    state, _ = sim.run(sim.init(0, hparams), hparams, rounds)
+    state = after(sim, hparams, rounds)
     report = sim.guarantee(state)
     # Gaussian releases with 1/z² in all, by dp_accounting.
     of_all = (rounds / z**2 + 1 / 2.0**2) ** -0.5
@@ -164,10 +165,11 @@ def test_every_epsilon_of_a_run_has_the_ranges_in_it(tmp_path):
         sim.calibrate(hparams, epsilon=1.0, rounds=rounds)
     budget = sim.budget(hparams, epsilon=wanted * 1.001)
     limited = sim.with_budget(sim.init(1, hparams), budget)
-    limited, _ = sim.run(limited, hparams, 10)
+    for _ in range(rounds + 1):
+        limited, _ = sim.round(limited, hparams)
     assert int(limited.round) == rounds
     # Stages are charged for a release once, other data for theirs, and files keep it.
-    again, _ = sim.run(sim.start_from(state, hparams), hparams, 1)
+    again, _ = sim.round(sim.start_from(state, hparams), hparams)
     kinds = [charges.event.kind for charges in again.privacy.charges]
     assert kinds.count("prepared") == 1
     data.save_npz(tmp_path / "scaled.npz", scaled())
