@@ -18,12 +18,12 @@ _SHOWN = 8
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """What every reader returns: rows, with or without their clients.
+    """Rows as every reader returns them, with or without their clients.
 
     Attributes:
       fields: arrays (N, ...).
       client: position in `names` of each row's client, (N,), in any order; None for rows to
-        partition, and for those of consecutive clients.
+        partition, and for rows of consecutive clients.
       names: distinct names of the clients, (m,); by default 0, 1, …
       split: position in `SPLITS` of each row, (N,); by default all are training rows.
       about: a dict of other attributes of the population.

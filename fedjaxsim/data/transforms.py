@@ -153,7 +153,7 @@ def scale(population: Population, ranges: Mapping[str, Range]) -> Population:
 
 
 def require_columns(ranges: Iterable[str], columns: Collection[str]) -> None:
-    """Check that each range is of a column that can be scaled."""
+    """Check that each range names a column that can be scaled."""
     for name in ranges:
         if name not in columns:
             hint = checks.did_you_mean(name, columns)

@@ -157,7 +157,7 @@ class Plan:
         )
 
     def in_cache(self, row_bytes: float) -> "Plan":
-        """Return the plan of clients whose personal states have so many bytes in all settings.
+        """Return the plan of clients whose personal states have `row_bytes` in all settings.
 
         The states of a chunk fit a core's cache, and more of its slots may be skipped.
         """

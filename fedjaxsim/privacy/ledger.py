@@ -156,7 +156,7 @@ def announce(
 
     Args:
       ledger: what was released so far.
-      releases: kinds of releases, each of which gets an account if it has none, with places for the
+      releases: kinds of releases; each gets an account if it has none, with places for the
         (z, p) of its entries. Those before round 1 are charged, unless they are.
       sentences: for every report of the state.
       places: the number of places of a new account.

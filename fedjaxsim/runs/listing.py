@@ -1,4 +1,4 @@
-"""What folders hold: runs, sweeps and tunings, each in a few words."""
+"""Contents of folders: runs, sweeps and tunings, each in a few words."""
 
 import os
 from collections.abc import Iterator

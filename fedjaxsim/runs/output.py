@@ -1,4 +1,4 @@
-"""How a run is watched, kept and drawn; nothing here changes its numbers.
+"""Options of a run's report, progress, files and pictures; none changes its numbers.
 
 The fields are flags of commands, whose help imports no numpy.
 """

@@ -30,7 +30,7 @@ class TaskInSource:
     Attributes:
       task: the task.
       x: the columns of the features; None if they are no rows (N, d).
-      y: the columns of the targets; those of classes have no unit.
+      y: the columns of the targets; classes have no unit.
       classes: the names of the classes 0, 1, …; None if they have none.
     """
 
@@ -65,7 +65,7 @@ class TaskInSource:
     # --- metrics ----------------------------------------------------------------------------------
 
     def metric_records(self, means: Collection[str]) -> dict[str, Metric]:
-        """Decide the records of all metrics; those of one of several targets name its column."""
+        """Decide the records of metrics; a metric of one of several targets names its column."""
         records = self.task.metric_records(means)
         for record in [*records.values()]:
             for part in record.mean_of:
@@ -76,7 +76,7 @@ class TaskInSource:
     def in_units(
         self, values: Mapping[str, np.ndarray], records: MetricRecords
     ) -> dict[str, np.ndarray]:
-        """Return metrics, by name, in the units of the targets."""
+        """Return a dict of metrics in the units of the targets."""
         scaled = {name: value * self.factor(records[name]) for name, value in values.items()}
         if len({*map(abs, self.y.half_range)}) > 1:  # a mean over targets of several units
             for name in scaled:
@@ -106,7 +106,7 @@ class TaskInSource:
         return fields | {"x": self.x.aligned(fields["x"], row_columns)}, beyond
 
     def predicted(self, outputs: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-        """Return what the task says of rows: numbers in the target's units, classes by name."""
+        """Return what the task says of rows: numbers in the target's units, names of classes."""
         said = {name: np.asarray(value) for name, value in outputs.items()}
         if self.y.scaled:
             said["prediction"] = np.asarray(self.y.original(said["prediction"]), np.float32)
