@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,6 +94,8 @@ class FinishedRun:
     def predict(self, rows: Any = None, *, client: str | None = None) -> "pd.DataFrame":
         """Predict rows, in their order; see `Simulation.predict`.
 
+        Several targets have a column each, such as "prediction_pay".
+
         Args:
           rows: a population, a data frame, or data by name, such as "csv:new.csv"; they need no
             target. By default the run's own rows.
@@ -102,6 +104,8 @@ class FinishedRun:
         """
         population, clipped = self._population(rows, client)
         predictions = self.sim.predict(self.state, self.hparams, population)
+        if self.sim.task.targets is None:  # else rows have tokens, as many as they may be
+            predictions = _by_target(predictions, self.sim.reported.y.names)
         return frame_of(predictions | ({} if clipped is None else {"clipped": clipped}))
 
     def evaluate(
@@ -228,6 +232,20 @@ class FinishedRun:
         encoded = [name for name in roles.one_hot if name in names]
         roles = roles._replace(drop=() if roles.x else dropped, one_hot=encoded)
         return source_of(table, roles).to_predict(NEW).population(spec.path or None)
+
+
+def _by_target(
+    predictions: Mapping[str, np.ndarray], targets: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Return predictions with a column for each target in place of (N, t) ones."""
+    columns: dict[str, np.ndarray] = {}
+    for name, values in predictions.items():
+        if values.ndim == 2 and values.shape[1] == len(targets):
+            of_targets = zip(targets, values.T, strict=True)
+            columns |= {f"{name}_{target}": value for target, value in of_targets}
+        else:
+            columns[name] = values
+    return columns
 
 
 def _strange(population: Population, names: list[str], others: set[str | None]) -> list[str]:

@@ -13,7 +13,7 @@ from fedjaxsim.runs.finished import load_run
 
 CODE = """
 import pandas as pd
-from fedjaxsim.data import from_dataframe
+from fedjaxsim.data import Columns, Population, from_dataframe
 
 def frame(*, skip: int = 0):
     return pd.read_csv("rows.csv")[skip:]
@@ -29,6 +29,12 @@ def arrays():
 def texts():
     rows = pd.read_csv("rows.csv")
     return {"x": rows[["age"]].values.tolist(), "y": rows["kind"], "client": rows["ward"]}
+
+def two_targets():
+    rows = pd.read_csv("rows.csv")
+    fields = {"x": rows[["age"]].to_numpy(), "y": rows[["pay", "id"]].to_numpy()}
+    columns = {"x": Columns(("age",)), "y": Columns(("pay", "id"))}
+    return Population.from_rows(fields, rows["id"] % 2, ["a", "b"], columns=columns)
 
 def nothing():
     return None
@@ -118,3 +124,26 @@ def test_new_rows_are_predicted_by_the_columns_that_it_named(folder, recwarn):
     of_client = table.loc[rows["ward"]]
     wanted = (encoded.to_numpy(float) * of_client.iloc[:, 1:].to_numpy()).sum(axis=1)
     np.testing.assert_allclose(said["prediction"], wanted + of_client["intercept"], rtol=1e-5)
+
+
+@pytest.mark.thorough
+def test_several_targets_have_the_names_of_their_columns(folder):
+    """And each its own unit, in predictions and coefficients."""
+    how = "--algorithm fedavg --rounds 2 --sampling-rate 1 --epsilon inf --quiet --out two"
+    scaled = "--loss squared-targets --range age=20:50 --range pay=0:2000 --range id=0:23"
+    assert main(["run", "--data", "ownreader:two_targets", *f"{scaled} {how}".split()]) == 0
+    run, rows = load_run(folder / "two"), pd.read_csv("rows.csv")
+    said = run.predict()
+    assert [*said] == ["client", "row", "prediction_pay", "prediction_id"]
+    table = run.coefficients().set_index(["client", "target"])
+    for target in ("pay", "id"):
+        of_client = table.loc[[(client, target) for client in said.client]]
+        wanted = of_client["intercept"] + rows["age"].to_numpy() * of_client["age"]
+        np.testing.assert_allclose(said[f"prediction_{target}"], wanted, rtol=1e-4)
+    titles = {
+        record.title
+        for record in run.sim.reported.metric_records(
+            ["loss", "squared_error", "squared_error_0", "squared_error_1"]
+        ).values()
+    }
+    assert {"squared error of pay", "squared error of id"} <= titles

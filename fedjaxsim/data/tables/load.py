@@ -70,6 +70,8 @@ def load(
         raise ValueError(f"load needs the name of data, as csv:PATH, got a {type(spec).__name__}")
     named = DataSpec(spec).require_known()
     kind = named.kind
+    if named.is_user_code:
+        raise ValueError(f"load reads files and data by name: call your own reader {spec} instead")
     check_fractions(validation, test or 0.0)
     how = partition or DEALT
     checks.one_of(PARTITIONS, partition=how)
