@@ -55,6 +55,14 @@ _DERIVED = {
     "count_noise": "cohort / 20",
 }
 """Hyperparameters with a default that follows from other settings."""
+COMMAND_FLAGS = {
+    "bandwidth", "best_over", "canaries", "checkpoint_every", "cluster", "coordinator", "device",
+    "devices", "explain", "format", "from", "json", "logger", "memory", "name", "no_client_table",
+    "out", "over", "overwrite", "points", "process", "processes", "profile", "quiet", "repeats",
+    "runs", "score_largest", "score_noise", "seeds", "select_privately", "speed", "spread", "steps",
+    "tags", "wrt",
+}  # fmt: skip
+"""Flags of commands that take settings of runs: a command line could not tell them apart."""
 ALIASES = {
     "lr": "learning_rate", "eta": "learning_rate", "client_lr": "learning_rate",
     "server_lr": "server_learning_rate", "lambda": "lam", "prox": "mu", "epochs": "local_epochs",
@@ -687,9 +695,10 @@ def _composed(
                     "has: rename one of them"
                 )
             of_parts.setdefault(name, setting)
-    if common := keys.keys() & of_parts.keys():
+    if common := (keys.keys() | COMMAND_FLAGS) & of_parts.keys():
         name = min(common)
-        raise ValueError(f"{name!r} is a setting of every run: no part may have one so called")
+        what = "a setting of every run" if name in keys else "a flag of commands"
+        raise ValueError(f"{name!r} is {what}: no part may have a setting so called")
     return SettingsTable(parts, by_name, keys | of_parts)
 
 

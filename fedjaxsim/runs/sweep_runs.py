@@ -19,6 +19,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.report.labels import short_name
+from fedjaxsim.report.results import Estimate
 from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.parts import ROLES, absolute
 from fedjaxsim.runs.seeds import SECRET, SecretSeed, SeedSetting
@@ -49,6 +50,12 @@ from fedjaxsim.runs.sweep_files import (
 _SECRET = "seed secret is for a run to publish: a sweep's runs share their seeds"
 _LISTED = 16
 """Most values of a list that results hold; of a longer one they name its ends and a digest."""
+_OTHER_COLUMNS = {
+    "run", "runs", "round", "train_loss", "failed", "nonfinite", "epsilon_replace",
+    "epsilon_tight", "epsilon_spent", "example_epsilon_replace", "example_delta",
+    *Estimate._fields,
+}  # fmt: skip
+"""Columns of results, and of the best of them, besides the swept keys and metrics."""
 _STATIC = ("sampling_rate",)
 """Hyperparameters on which the program itself depends."""
 
@@ -163,8 +170,15 @@ class SweepRuns:
 
 
 def column_of(key: str) -> str:
-    """Return the column of a swept key, where `epsilon` is the ε that a run has spent."""
-    return f"target_{key}" if key in ("epsilon", "example_epsilon") else key
+    """Return the column of a swept key, where `epsilon` is the ε that a run has spent.
+
+    A user's hyperparameter with the name of another column, such as `round`, is `setting_round`.
+    """
+    if key in ("epsilon", "example_epsilon"):
+        return f"target_{key}"
+    of_user = key not in static_keys() and key not in readers()
+    is_taken = key in _OTHER_COLUMNS or key.startswith(("test_", "validation_"))
+    return f"setting_{key}" if of_user and is_taken else key
 
 
 def _cell(value: Any) -> Any:

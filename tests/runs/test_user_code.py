@@ -13,11 +13,15 @@ import pytest
 from sklearn.linear_model import PoissonRegressor
 
 from fedjaxsim.cli import main
+from fedjaxsim.cli.flags import Command
+from fedjaxsim.cli.program import COMMANDS
+from fedjaxsim.factories import settings_of
 from fedjaxsim.runs.build import check_user_code, prepare
 from fedjaxsim.runs.parts import check_takes
-from fedjaxsim.runs.settings import run_config
+from fedjaxsim.runs.settings import COMMAND_FLAGS, readers, run_config, static_keys
 from fedjaxsim.runs.settings_files import read_toml
-from fedjaxsim.runs.sweep_runs import read_sweep
+from fedjaxsim.runs.sweep_files import SweepOptions
+from fedjaxsim.runs.sweep_runs import column_of, read_sweep
 
 CODE = """
 import fedjaxsim as fjs; import jax; from fedjaxsim.hyperparameters import declared_by
@@ -92,6 +96,9 @@ def module(shape, outputs):
     from flax import linen
     return linen.Dense(outputs)
 
+def seeded(shape, outputs, *, seeds: int = 3):
+    return fjs.models.mlp(shape, outputs, (seeds,))
+
 def narrow(shape, outputs, *, hidden: int = 3):
     return fjs.models.mlp(shape, outputs, (hidden,))
 
@@ -138,6 +145,24 @@ def test_a_run_takes_an_algorithm_and_a_model_of_ones_own():
     shapes = {name: leaf["kernel"].shape for name, leaf in params.items()}
     assert shapes == {"Dense_0": (64, 3), "Dense_1": (3, 10)}
     assert "fedprox" in repr(simulation.algorithm.client)
+
+
+def test_a_hyperparameter_named_as_a_column_of_results_has_its_own_column():
+    assert column_of("round") == "setting_round"
+    assert column_of("test_loss") == "setting_test_loss"
+    assert [column_of(name) for name in ("test_fraction", "lam")] == ["test_fraction", "lam"]
+    ours = {*readers(), *static_keys()}
+    assert all(column_of(name) in (name, f"target_{name}") for name in ours)
+
+
+def test_a_setting_named_as_a_flag_of_commands_is_refused():
+    with pytest.raises(ValueError, match="'seeds' is a flag of commands"):
+        run_config(model="mycode:seeded", seeds=3)
+    flags = {*settings_of(SweepOptions)}
+    for command in (Command.find(name, path) for name, path in COMMANDS.items()):
+        if command.takes_settings or command.takes_axes:
+            flags |= command.flags.keys()
+    assert flags <= COMMAND_FLAGS | static_keys().keys()
 
 
 def test_a_mechanism_of_ones_own_has_a_target_epsilon_as_ours():
