@@ -235,8 +235,8 @@ def test_a_gigabyte_for_runs_has_a_thousand_million_bytes(monkeypatch):
     batch = SimpleNamespace(with_runs=lambda *_: None)
     monkeypatch.setattr(sweeping, "SimulationBatch", lambda *_, **__: batch)
     plan: Any = SimpleNamespace(options=SweepOptions(memory=2.0))
-    experiment: Any = SimpleNamespace(hparams=None, simulation=None)
-    chunks = sweeping._chunks(plan, [dict.fromkeys(range(7), experiment)], set(), None)
+    experiments: Any = dict.fromkeys(range(7), SimpleNamespace(hparams=None, simulation=None))
+    chunks = sweeping._chunks(plan, [experiments], set(), None)
     assert [len(chunk.runs) for chunk in chunks] == [3, 2, 2]
 
 
