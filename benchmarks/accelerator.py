@@ -194,6 +194,10 @@ def compiled(name: str, target: Target, device: Device, rehearse: bool) -> Recor
         "flops": work.flops,
         "working_bytes": found.need.rounds,
         "peak_bytes": found.need.peak,
+        "compiler_peak_bytes": max(
+            program.memory_analysis().peak_memory_in_bytes
+            for program in (found.rounds, found.evaluation)
+        ),
         "chunk_size": found.plan.chunk_size,
         "seconds": bounds,
     }

@@ -1,6 +1,10 @@
 """Kernels, conditions and collectives of a program's text, counted by hand."""
 
+import pytest
+from common import RESULTS
 from compiled import started_by_a_round
+
+from fedjaxsim.report.files import read_json
 
 GPU = """HloModule jit_rounds
 
@@ -136,3 +140,10 @@ def test_loops_count_with_their_trips_and_branches_as_their_longer_side():
 def test_a_tpu_counts_the_kernels_and_cycles_that_its_compiler_estimates():
     found = started_by_a_round(TPU, 9)
     assert (found.launches, found.waits, found.cycles) == (3 + 1, 0, 3 * 100 + 7)
+
+
+def test_what_plan_prints_is_within_a_tenth_of_each_compiler_s_peak():
+    rows = read_json(RESULTS / "compiled.json")["rows"]
+    assert len(rows) > 10
+    for row in rows.values():
+        assert row["after"]["planned_mb"] == pytest.approx(row["after"]["compiler_peak_mb"], 0.1)

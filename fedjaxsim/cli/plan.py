@@ -53,6 +53,7 @@ def plan(
 _WORDS = {
     "rows": "rows", "states": "personal states", "server": "the server's state",
     "rounds": "a program of rounds", "evaluation": "a program of an evaluation",
+    "compiler": "what its compiler adds",
     "host_states": "all personal states, on the host",
     "process": "this process: Python, JAX, programs, data",
     "needs": "needs", "peak": "at its peak, with mapped files", "has": "has",

@@ -123,6 +123,7 @@ class Need(NamedTuple):
     Attributes:
       states: the clients' parts of the state; `server` is the rest.
       rounds, evaluation: of the programs beyond their arguments.
+      compiler: what the peak that a compiler tells has beyond them, as on a TPU.
     """
 
     rows: int
@@ -130,11 +131,13 @@ class Need(NamedTuple):
     server: int
     rounds: int
     evaluation: int
+    compiler: int = 0
 
     @property
     def peak(self) -> int:
         """All of it at once, but for the smaller of the two programs."""
-        return self.rows + self.states + self.server + max(self.rounds, self.evaluation)
+        programs = max(self.rounds, self.evaluation) + self.compiler
+        return self.rows + self.states + self.server + programs
 
 
 class Compiled(NamedTuple):
@@ -199,6 +202,8 @@ def compile_for(
             rounds=_working(advance),
             evaluation=_working(measure),
         )
+        told = max(_told_peak(program) for program in (advance, measure))
+        need = need._replace(compiler=max(0, told - need.peak))
         return Compiled(simulation, advance, measure, need, simulation.plan_for(hparams))
 
 
@@ -233,6 +238,11 @@ def copied_bytes(population: Population, devices: int) -> int:
         return sum(longest * sizes[name] for name in sizes if places[name] % ALIGNMENT)
 
     return max(map(copied, begins))
+
+
+def _told_peak(compiled: Any) -> int:
+    """Return the peak of a program with its arguments that its compiler tells; 0 if none."""
+    return getattr(compiled.memory_analysis(), "peak_memory_in_bytes", 0)
 
 
 def _working(compiled: Any) -> int:

@@ -86,8 +86,17 @@ def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count):
         analysis = program.memory_analysis()
         known = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
         known += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        assert analysis.peak_memory_in_bytes <= need.peak
         # An argument that a program does not read is none of its own.
         assert 0 <= known - working <= need.rows + need.states + need.server + 200
+
+
+def test_a_peak_that_a_compiler_tells_and_parts_do_not_explain_is_planned(monkeypatch):
+    experiment = experiment_of(algorithm="local")
+    monkeypatch.setattr(target, "_told_peak", lambda program: 10**6)
+    need = compile_for(Target.here(), experiment.simulation, experiment.hparams).need
+    assert need.peak == 10**6
+    assert need._replace(compiler=0).peak < 10**6
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -55,7 +55,10 @@ _SYSTEM = record(
     system=TEXT, metric=TEXT, seeds=COUNT, failed=COUNT, paired_seeds=COUNT,
     **dict.fromkeys(("mean", "half", "deviation", "difference", "difference_half", "p"), MAYBE),
 )  # fmt: skip
-_BYTES = ("rows", "states", "server", "rounds", "evaluation", "process", "host_states", "peak")
+_BYTES = (
+    "rows", "states", "server", "rounds", "evaluation", "compiler", "process", "host_states",
+    "peak",
+)  # fmt: skip
 SCHEMAS: dict[str, dict[str, Any]] = {
     "audit": record(
         epsilon=NUMBER, delta=NUMBER, reported=MAYBE, advantage=NUMBER, allowed=MAYBE,
