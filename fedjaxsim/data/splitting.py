@@ -78,7 +78,7 @@ def split(
     counts = np.stack([train.count - tests - validations, validations, tests], axis=1)
     other_counts = population.counts.copy()
     other_counts[:, 0] = 0
-    if other_counts[:, 1].any():  # new test rows, still before these, move behind them
+    if population.has("validation"):  # new test rows, still before these, move behind them
         splits = np.arange(population.num_clients)[:, None] * 3 + [0, 1, 2, 1, 2]
         of_row = np.repeat(splits.ravel(), np.hstack([counts, other_counts[:, 1:]]).ravel())
         index = index[np.argsort(of_row, kind="stable")]

@@ -53,7 +53,7 @@ def judged(
         )
     judged_split, judged_rows = (split, run) if rows is None else ("train", rows)
     count = judged_rows.splits[judged_split].count
-    if not count.any():
+    if not judged_rows.has(judged_split):
         raise ValueError(f"split {split} has no rows: nothing of it can be judged")
     if by is not None and by != "class":
         _check_groups(names[count > 0].tolist(), by)

@@ -20,7 +20,7 @@ from fedjaxsim import store
 from fedjaxsim.data.tables.readers import DataSpec
 from fedjaxsim.divergence import Record
 from fedjaxsim.report.files import lines, write_json, write_tables
-from fedjaxsim.runs.settings import static_keys
+from fedjaxsim.runs.settings import readers, static_keys
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -93,10 +93,13 @@ def write_public(
 
 def _public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     secret = {name for name, setting in static_keys().items() if setting.is_secret}
+    stated = {*static_keys(), *readers(), "resolved", "versions"}
     published = {
         name: value
         for name, value in settings.items()
         if name not in secret and not isinstance(value, Mapping) and name != "stages"
+        # Text for a user's own part may be a path, such as of the file that a reader reads.
+        if name in stated or not isinstance(value, str)
     }
     spec = DataSpec(published["data"])
     if spec.file is not None:

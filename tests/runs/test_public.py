@@ -12,6 +12,7 @@ from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.privacy.assumptions import KNOWN_SEED, SECRET_SEED
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.execute import trained
+from fedjaxsim.runs.public import _public_settings
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.sweep_runs import expand_sweep
 
@@ -55,6 +56,14 @@ def test_a_folder_to_hand_on_has_nothing_private(run):
     for ours, theirs in zip(leaves, jax.tree.leaves(state.shared), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert len(CLIENTS) not in ours.shape
+
+
+def test_text_for_a_reader_of_ones_own_may_be_a_path_and_stays(run):
+    config = {**RunDirectory(run).config(), "data": "mycode:patients", "year": 2025}
+    published = _public_settings(config | {"file": "/home/ann/patients.csv"})
+    assert (published["data"], published["year"]) == ("mycode:patients", 2025)
+    assert "file" not in published
+    assert published["rounds"] == 2
 
 
 def test_what_is_handed_on_states_the_guarantee_and_released_metrics_alone(run):
