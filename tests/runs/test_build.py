@@ -47,7 +47,7 @@ def test_a_run_built_from_its_directory_draws_the_same_noise(experiment, tmp_pat
 
 def test_the_same_seed_is_the_same_run_from_python_and_from_settings(experiment, by_hand):
     def after_a_round(simulation, hparams):
-        state, _ = simulation.run(simulation.init(0, hparams), hparams, 1)
+        state, _ = simulation.round(simulation.init(0, hparams), hparams)
         return jax.tree.leaves(state.shared.params), simulation.guarantee(state).draws
 
     ours, draws = after_a_round(experiment.simulation, experiment.hparams)
