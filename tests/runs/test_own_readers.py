@@ -94,6 +94,10 @@ def test_lists_and_text_of_a_frame_are_arrays():
         ("frame", "returns a data frame, which needs --target"),
         ("population --client ward", "client names a column of a data frame, but data ownreader:"),
         ("arrays", "holds no client of its rows: save the array `client`"),
+        (
+            "frame --client ward --target pay --drop id",
+            "^ownreader:frame: column 'kind' holds text",
+        ),
         ("farme", r"ownreader has no 'farme' \(did you mean 'frame'\?\)"),
     ],
 )

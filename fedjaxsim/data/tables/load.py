@@ -26,6 +26,7 @@ _CLIENTS = {
     "images": "save their folders or column with it",
 }
 """How to give rows their clients."""
+_OF_USER_CODE = "name a data frame's column (--client) or return the array `client`"
 
 
 def load(
@@ -109,10 +110,10 @@ def populate(
 ) -> Population:
     """Divide rows among clients, if they have none, and each client's into splits; see `load`."""
     check_fractions(validation, test or 0.0)
-    path = named.path or None
+    path = named.path or (named if named.is_user_code else None)
     if not source.has_clients:
         if partition is None and named.kind not in GENERATED:
-            how = _CLIENTS.get(named.kind, _CLIENTS["npz"])
+            how = _CLIENTS.get(named.kind, _OF_USER_CODE)
             raise ValueError(
                 f"{path or named} holds no client of its rows: {how}, or give --partition, such as "
                 "--partition dirichlet"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import source_of_arrays
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source
@@ -36,7 +37,8 @@ def source_of_rows(rows: Any, name: str, roles: Mapping[str, Any]) -> Source:
                 f"data {name} returns a data frame, which needs --target, the column to predict, "
                 "and --client, the column with the client of each row, or --partition"
             )
-        source = read_frame(rows, **explicit)
+        with in_file(name):
+            source = read_frame(rows, **explicit)
     elif explicit:
         raise ValueError(
             f"{next(iter(explicit))} names a column of a data frame, but data {name} returns a "
@@ -54,7 +56,8 @@ def source_of_object(rows: Any, name: str) -> Source:
     if isinstance(rows, Population):
         return Source.of(rows)
     if isinstance(rows, Mapping):
-        return source_of_arrays({field: _as_array(values) for field, values in rows.items()})
+        with in_file(name):
+            return source_of_arrays({field: _as_array(values) for field, values in rows.items()})
     raise ValueError(
         f"data {name} must return a data frame, a Population, or a dict of arrays such as x, y and "
         f"client, got {type(rows).__name__}"
