@@ -93,7 +93,7 @@ def test_lists_and_text_of_a_frame_are_arrays():
         ("nothing", "data ownreader:nothing must return a data frame, a Population, or a dict of"),
         ("frame", "returns a data frame, which needs --target"),
         ("population --client ward", "client names a column of a data frame, but data ownreader:"),
-        ("arrays", "holds no client of its rows: save the array `client`"),
+        ("arrays", "holds no client of its rows: name a data frame's column"),
         (
             "frame --client ward --target pay --drop id",
             "^ownreader:frame: column 'kind' holds text",
