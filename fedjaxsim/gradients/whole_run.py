@@ -76,7 +76,7 @@ def mean_metric(
             data = rows.of(client_id, key, program.minibatches, plan.reading)
             sums = measure(params, data).sums
             checks.one_of(sorted(sums), metric=metric)
-            value = _differentiable(metric, params, sums)
+            value = differentiable(metric, params, sums)
             divisor = total if pooled else targets[client_id]
             return value / divisor.astype(value.dtype)
 
@@ -89,7 +89,7 @@ def mean_metric(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _differentiable(metric: str, params: PyTree, sums: dict[str, jax.Array]) -> jax.Array:
+def differentiable(metric: str, params: PyTree, sums: dict[str, jax.Array]) -> jax.Array:
     """Return a metric's sum; refuse a derivative that is zero for every change of `params`."""
     return sums[metric]
 
@@ -109,7 +109,7 @@ def _derivative(metric, primals, tangents):
     return value, jnp.zeros_like(value) if isinstance(tangent, SymbolicZero) else tangent
 
 
-_differentiable.defjvp(_derivative, symbolic_zeros=True)
+differentiable.defjvp(_derivative, symbolic_zeros=True)
 
 
 def check_names(

@@ -12,6 +12,7 @@ from fedjaxsim.checks import prefixed
 from fedjaxsim.data.minibatches import Batch
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.part_checks import require_key
+from fedjaxsim.gradients.whole_run import differentiable
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.keys import Stream
 from fedjaxsim.metrics import Metric, named_metric, require_direction
@@ -103,9 +104,12 @@ def keys_of(seed: int, count: int) -> tuple[jax.Array, jax.Array]:
 def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple[str, Metric]:
     """Return the metric to improve, by default loss or excess risk, and its record."""
     row = {name: jnp.asarray(values[:1]) for name, values in population.fields.items()}
-    names = jax.eval_shape(
-        lambda key: task.metrics(task.init(key), Batch(row, jnp.ones(1))), jax.random.key(0)
-    )
+    batch = Batch(row, jnp.ones(1))
+    names = jax.eval_shape(lambda key: task.metrics(task.init(key), batch), jax.random.key(0))
+
+    def of_row(params, metric):
+        return differentiable(metric, params, jax.tree.map(jnp.sum, task.metrics(params, batch)))
+
     records = task.metric_records(names)
     smooth = sorted(name for name in names if records[name].smooth)
     down = [name for name in smooth if records[name].larger_is_better is False]
@@ -117,6 +121,11 @@ def tuned_metric(task: Task, population: Population, asked: str | None) -> tuple
         why = "must have a derivative to be tuned by, which steps such as accuracy lack"
         raise ValueError(f"metric {why}: one of {', '.join(smooth)}, got {metric!r}")
     require_direction(metric, records)
+    # A record may leave open that its metric is a step function: the trace of a derivative tells.
+    jax.eval_shape(
+        lambda key: jax.grad(lambda params: of_row(params, metric), allow_int=True)(task.init(key)),
+        jax.random.key(0),
+    )
     return metric, records[metric]
 
 

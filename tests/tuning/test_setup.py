@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjaxsim.metrics import METRICS
+from fedjaxsim.metrics import METRICS, Metric
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.tuning.setup import set_up, tuned_metric
@@ -54,6 +54,13 @@ def test_a_metric_is_minimized_where_it_is_smooth():
         tuned_metric(task, population, "accuracy")
     with pytest.raises(ValueError, match="metric"):
         tuned_metric(task, population, "los")
+    gap = task._replace(  # of one's own, whose record does not say that it is a step function
+        metrics=lambda params, batch: {"gap": 1 - task.metrics(params, batch)["accuracy"]},
+        streaming_metrics={},
+        records={"gap": Metric("gap", larger_is_better=False)},
+    )
+    with pytest.raises(ValueError, match="'gap' is constant between jumps"):
+        tuned_metric(gap, population, "gap")
     stream = SMALL.replace(data="synthetic-stream", loss="squared", held_out_clients=0.25)
     simulation = set_up(stream, clips=False).simulation
     for asked in (None, "excess-risk"):
