@@ -5,6 +5,7 @@ On the host, without JAX and numpy, so that the command line can check a plan at
 
 import bisect
 import dataclasses
+import decimal
 import itertools
 import math
 from collections.abc import Iterable, Mapping
@@ -237,10 +238,9 @@ def least_count(tail: float, trials: int, probability: float) -> int:
 
 def round_up(value: float, digits: int = 5) -> float:
     """Round ε or δ up to some significant digits."""
-    if value == 0 or math.isinf(value):
-        return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-    return math.ceil(value / unit) * unit
+    upwards = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    # By its shortest digits: 0.14 stays 0.14, though the float is some 1e-17 larger.
+    return float(upwards.create_decimal(repr(float(value))))
 
 
 def epsilon_text(value: float | None, digits: int = 5) -> str:

@@ -78,6 +78,13 @@ def test_text_says_what_it_rests_on_once():
     assert "1/(10 m)" not in text
 
 
+def test_rounding_up_leaves_numbers_of_few_digits():
+    # As floats, 0.14 and 0.55 are slightly above their decimals.
+    values = [0.14, 0.55, 1e-5, 8.0, 0.1401, 7.9901, math.inf, 0.0]
+    rounded = [round_up(value, 2) for value in values]
+    assert rounded == [0.14, 0.55, 1e-5, 8.0, 0.15, 8.0, math.inf, 0.0]
+
+
 def test_in_one_line():
     found = report(rounds_of(EVERYONE, GAUSSIAN, (4.0, 1.0, 10)), 1e-5)
     replaced = round_up(gaussian.epsilon(1e-5, 2 * math.sqrt(10) / 4))
