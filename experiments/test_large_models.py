@@ -1,5 +1,7 @@
 """The table of images and the transformer with adapters: rows, shapes and numbers of parameters."""
 
+import csv
+import math
 import pickle
 from pathlib import Path
 
@@ -53,19 +55,51 @@ def test_resnet_8_has_its_papers_layers(script):
     convolutions = sum(9 * a * b + 2 * b for a, b in channels)
     skips = sum(a * b + 2 * b for a, b in ((16, 32), (32, 64)))
     assert size(params) == convolutions + skips + 650
-    # With a stride of 2 it is flax's.
+    # With a stride of 2 it is flax's, with either convolution.
     layer, theirs = cifar._Convolution(16, stride=2), nn.Conv(16, (3, 3), 2, 1, use_bias=False)
+    native = cifar._Convolution(16, stride=2, native=True)
     norm = {"scale": jnp.linspace(1, 2, 16), "bias": jnp.linspace(-1, 1, 16)}
 
     @jax.jit
     def both(kernel, x):
-        ours = layer.apply({"params": {"kernel": kernel, "GroupNorm_0": norm}}, x)
-        z = theirs.apply({"params": {"kernel": kernel}}, x)
-        return ours, nn.GroupNorm(8).apply({"params": norm}, z)
+        weights = {"params": {"kernel": kernel, "GroupNorm_0": norm}}
+        ours = jnp.stack([convolution.apply(weights, x) for convolution in (layer, native)])
+        z = nn.GroupNorm(8).apply({"params": norm}, theirs.apply({"params": {"kernel": kernel}}, x))
+        return ours, jnp.broadcast_to(z, ours.shape)
 
     rng = np.random.default_rng(0)
     kernel, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 3, 8, 16), (2, 8, 8, 8)))
     np.testing.assert_allclose(*both(kernel, x), atol=1e-4)
+
+
+def test_the_small_table_has_the_numbers_of_its_file(script):
+    small, page = script("small"), (FOLDER / "large-models.md").read_text(encoding="utf-8")
+    with open(FOLDER / "results" / "cifar-small.csv", encoding="utf-8", newline="") as file:
+        found = {
+            (row["system"], float(row["epsilon"])): float(row["test_accuracy"])
+            for row in csv.DictReader(file)
+        }
+    heading = f"| test accuracy after {small.ROUNDS} rounds | no noise | by hand | ε = 8 |"
+    lines = page[page.index(heading) :].split("\n\n")[0].splitlines()[2:]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    shown = {}
+    for name, plain, by_hand, private in table:
+        keys = (name, math.inf), (f"{name} by hand", math.inf), (name, small.EPSILON)
+        shown |= {k: float(v) for k, v in zip(keys, (plain, by_hand, private), strict=True) if v}
+    assert shown == {key: round(value, 3) for key, value in found.items()}
+    assert {name for name, *_ in table} <= {*small.SYSTEMS}
+    gaps = [abs(found[f"{name} by hand", math.inf] - found[name, math.inf])
+            for name in small.BY_HAND]  # fmt: skip
+    lost = [found[name, math.inf] - found[name, 8.0] for name in ("FedAvg", "FedPer")]
+    words = " ".join(page.split())
+    assert f"differ from ours by at most {max(gaps):.3f}" in words
+    assert f"FedAvg loses {lost[0]:.3f} and FedPer" in words
+    assert f"all but the output layer, {lost[1]:.3f}." in words
+    assert f"It shows that {len(table) - 1} of the eight systems" in words
+    shapes = jax.eval_shape(small.resnet8((8, 8, 1), 10, width=8).init, jax.random.key(0))
+    assert f"{size(shapes):,} parameters, η = {small.RATE:g}, and C = {small.CLIP:g}" in words
+    ratio = 45_000 * 2_000 / (2_750 * small.ROUNDS)
+    assert 1_900 < ratio < 2_300, "1/2,000 of the table"
 
 
 @pytest.mark.thorough
