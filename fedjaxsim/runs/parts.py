@@ -372,6 +372,9 @@ def find_user_code(role: str, path: str) -> Callable[..., Any]:
                 f"{name}: there is no module {missing!r} in {os.getcwd()} or installed{hint}"
             ) from error
         raise
+    file, origin = f"{module_name.replace('.', os.sep)}.py", getattr(module, "__file__", None)
+    if os.path.isfile(file) and not (origin and os.path.samefile(origin, file)):
+        raise ValueError(f"{name}: Python has another module {module_name!r}: rename {file}")
     if not hasattr(module, function):
         hint = checks.did_you_mean(function, dir(module))
         raise ValueError(f"{name}: {module_name} has no {function!r}{hint}")

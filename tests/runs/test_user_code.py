@@ -165,6 +165,12 @@ def test_a_setting_named_as_a_flag_of_commands_is_refused():
     assert flags <= COMMAND_FLAGS | static_keys().keys()
 
 
+def test_a_file_named_as_another_module_is_refused():
+    Path("statistics.py").write_text("def mean(shape, outputs): pass\n")  # Python has one, too
+    with pytest.raises(ValueError, match=r"another module 'statistics': rename statistics\.py"):
+        run_config(model="statistics.py:mean")
+
+
 def test_a_mechanism_of_ones_own_has_a_target_epsilon_as_ours():
     assert run_config(mechanism="mycode:noise", epsilon=2.0).epsilon == 2.0
     with pytest.raises(ValueError, match="declare it by @fjs"):
