@@ -128,9 +128,10 @@ CLAIMS = {
     "systems with one model fall below it": lambda d: (
         all(each.ahead("Local", name, 1.0) for each in mlp(d) for name in ONE_MODEL)
     ),
-    "APFL is first at ε = 1 and 4 on Vehicle and digits and at ε = 1 on FEMNIST": lambda d: (
-        all(d[name].best(level) == "APFL" for name in ("Vehicle", "digits") for level in (1.0, 4.0))
-        and d["FEMNIST"].best(1.0) == "APFL"
+    "APFL is first at ε = 4 on Vehicle, at 1 and 4 on digits and at 1 on FEMNIST": lambda d: all(
+        d[name].best(level) == "APFL"
+        for name, levels in (("Vehicle", [4.0]), ("digits", [1.0, 4.0]), ("FEMNIST", [1.0]))
+        for level in levels
     ),
     "where it is 0.03 below the best at 4 and 8 (with [a CNN and four points]"
     "(#six-systems-with-a-cnn-and-a-gru) 0.12)": lambda d: (
@@ -145,14 +146,13 @@ CLAIMS = {
     "**At ε = 1** nothing is surely better than Local on digits and FEMNIST.": lambda d: (
         not d["digits"].above("Local", 1.0) and not d["FEMNIST"].above("Local", 1.0)
     ),
-    "On Vehicle both messages of PMTL are, by 0.020 ± 0.011, and on School seven": lambda d: (
-        d["Vehicle"].above("Local", 1.0) == {"PMTL update", "PMTL offset"}
-        and all(np.allclose(d["Vehicle"].gain(name, "Local", 1.0), [0.02, 0.011], atol=6e-4)
-                for name in ("PMTL update", "PMTL offset"))
+    "On Vehicle PMTL's update is, by 0.020 ± 0.019, and on School seven": lambda d: (
+        d["Vehicle"].above("Local", 1.0) == {"PMTL update"}
+        and np.allclose(d["Vehicle"].gain("PMTL update", "Local", 1.0), [0.02, 0.019], atol=6e-4)
         and len(d["School"].above("Local", 1.0)) == 7
     ),
-    "from ∞ to ε = 1 FedRep and FedPer lose 0.004": lambda d: all(
-        round(d["School"].mean(name, 1.0) - d["School"].mean(name, INF), 3) == 0.004
+    "from ∞ to ε = 1 FedRep and FedPer lose at most 0.005": lambda d: all(
+        d["School"].mean(name, 1.0) - d["School"].mean(name, INF) < 0.005
         for name in ("FedRep, intercepts", "FedPer, intercepts")
     ),
     "SCAFFOLD's update falls from 0.94 to 0.06 on digits": lambda d: (
@@ -168,28 +168,28 @@ CLAIMS = {
         [round(d["FEMNIST"].gain("FedYogi", "FedAvg", level)[0], 2) for level in (1.0, 4.0, INF)]
         == [0.02, 0.02, 0.03] and d["FEMNIST"].gain("FedYogi", "FedAvg", 8.0)[0] < 0.005
     ),
-    "gains from adapting at prediction on School, by 0.013 to 0.037 of FedAvg's nMSE": lambda d: (
+    "gains from adapting at prediction on School, by 0.016 to 0.035 of FedAvg's nMSE": lambda d: (
         span(d["School"].gain("Per-FedAvg", "FedAvg", level)[0] for level in (1.0, 4.0, INF))
-        == (0.013, 0.037)
+        == (0.016, 0.035)
     ),
     "and on digits at ε = 1 by 0.09": lambda d: (
         round(d["digits"].gain("Per-FedAvg", "FedAvg", 1.0)[0], 2) == 0.09
         and d["digits"].surely("Per-FedAvg", "FedAvg", 1.0)
     ),
-    "Its Hessian is surely better on School at ε = 1 and 4 (0.628 for 0.658), on digits at 1 and "
+    "Its Hessian is surely better on School at ε = 4 (0.632 for 0.649), on digits at 1 and "
     "on FEMNIST at 4.": lambda d: (
         {(name, level) for name in MLP for level in d[name].levels
          if d[name].surely("Per-FedAvg, Hessian", "Per-FedAvg", level)}
-        == {("School", 1.0), ("School", 4.0), ("digits", 1.0), ("FEMNIST", 4.0)}
+        == {("School", 4.0), ("digits", 1.0), ("FEMNIST", 4.0)}
     ),
-    "**PMTL** is best nowhere: behind APFL on Vehicle, and on School behind APFL, Ditto, FedALA, "
-    "FedPer and FedRep": lambda d: all(
+    "**PMTL** is best nowhere: behind APFL on Vehicle from ε = 4 on, and on School behind APFL, "
+    "FedALA, FedPer and FedRep": lambda d: all(
         d[data].ahead(name, message, level)
         for data, names in (("Vehicle", ("APFL",)),
-                            ("School", ("APFL", "Ditto", "FedALA", "FedPer, intercepts",
+                            ("School", ("APFL", "FedALA", "FedPer, intercepts",
                                         "FedRep, intercepts")))
         for name in names for message in ("PMTL update", "PMTL offset")
-        for level in d[data].levels
+        for level in d[data].levels if data == "School" or level > 1
     ) and not any(each.best(level)[:4] == "PMTL" for each in mlp(d) for level in each.levels),
     "surely better than both on digits at ε = 4, with APFL": lambda d: (
         d["digits"].above("Local", 4.0) & d["digits"].above("FedAvg", 4.0) == {"kNN-Per", "APFL"}
@@ -266,9 +266,9 @@ WHICH = {
         abs(d["digits"].gain(*pair, 1.0)[0]) < 0.004
         for pair in (("APFL", "Local"), ("Ditto", "Local"), ("APFL", "Ditto"))
     ),
-    "| PMTL | APFL | IFCA, APFL |": lambda d: (
-        d["Vehicle"].above("Local", 1.0) == {"PMTL update", "PMTL offset"}
-        and d["Vehicle"].best(4.0) == "APFL" and d["Vehicle"].best(INF) == "IFCA, k = 2"
+    "| PMTL, Ditto | APFL | FedAdam, APFL |": lambda d: (
+        d["Vehicle"].above("Local", 1.0) == {"PMTL update"} and d["Vehicle"].best(1.0) == "Ditto"
+        and d["Vehicle"].best(4.0) == "APFL" and d["Vehicle"].best(INF) == "FedAdam"
     ),
     "A method that keeps a personal model then stays near Local, which sends nothing (ε = 0); a "
     "method with one model falls below it.": lambda d: all(
