@@ -128,10 +128,9 @@ CLAIMS = {
     "systems with one model fall below it": lambda d: (
         all(each.ahead("Local", name, 1.0) for each in mlp(d) for name in ONE_MODEL)
     ),
-    "APFL is first at ε = 4 on Vehicle, at 1 and 4 on digits and at 1 on FEMNIST": lambda d: all(
+    "APFL is first at ε = 4 on Vehicle and at 1 on digits and on FEMNIST": lambda d: all(
         d[name].best(level) == "APFL"
-        for name, levels in (("Vehicle", [4.0]), ("digits", [1.0, 4.0]), ("FEMNIST", [1.0]))
-        for level in levels
+        for name, level in (("Vehicle", 4.0), ("digits", 1.0), ("FEMNIST", 1.0))
     ),
     "where it is 0.03 below the best at 4 and 8 (with [a CNN and four points]"
     "(#six-systems-with-a-cnn-and-a-gru) 0.12)": lambda d: (
@@ -155,14 +154,14 @@ CLAIMS = {
         d["School"].mean(name, 1.0) - d["School"].mean(name, INF) < 0.005
         for name in ("FedRep, intercepts", "FedPer, intercepts")
     ),
-    "SCAFFOLD's update falls from 0.94 to 0.06 on digits": lambda d: (
+    "SCAFFOLD's update falls from 0.93 to 0.11 on digits": lambda d: (
         [round(d["digits"].mean("SCAFFOLD, update", level), 2) for level in (INF, 1.0)]
-        == [0.94, 0.06]
+        == [0.93, 0.11]
     ),
-    "within 0.03 of FedAvg on Vehicle, School and, but for FedYogi at ε = 4, digits": lambda d: (
+    "within 0.03 of FedAvg on Vehicle, School and, but for FedAvgM at ε = 1, digits": lambda d: (
         {(name, level) for data in ("Vehicle", "School", "digits") for level in (1.0, 4.0, INF)
          for name in ("FedAvgM", "FedAdam", "FedYogi", "q-FFL")
-         if abs(d[data].gain(name, "FedAvg", level)[0]) > 0.03} == {("FedYogi", 4.0)}
+         if abs(d[data].gain(name, "FedAvg", level)[0]) > 0.03} == {("FedAvgM", 1.0)}
     ),
     "on FEMNIST FedYogi gains 0.02 to 0.03 except at ε = 8": lambda d: (
         [round(d["FEMNIST"].gain("FedYogi", "FedAvg", level)[0], 2) for level in (1.0, 4.0, INF)]
@@ -172,8 +171,8 @@ CLAIMS = {
         span(d["School"].gain("Per-FedAvg", "FedAvg", level)[0] for level in (1.0, 4.0, INF))
         == (0.016, 0.035)
     ),
-    "and on digits at ε = 1 by 0.09": lambda d: (
-        round(d["digits"].gain("Per-FedAvg", "FedAvg", 1.0)[0], 2) == 0.09
+    "and on digits at ε = 1 by 0.07": lambda d: (
+        round(d["digits"].gain("Per-FedAvg", "FedAvg", 1.0)[0], 2) == 0.07
         and d["digits"].surely("Per-FedAvg", "FedAvg", 1.0)
     ),
     "Its Hessian is surely better on School at ε = 4 (0.632 for 0.649), on digits at 1 and "
@@ -191,8 +190,9 @@ CLAIMS = {
         for name in names for message in ("PMTL update", "PMTL offset")
         for level in d[data].levels if data == "School" or level > 1
     ) and not any(each.best(level)[:4] == "PMTL" for each in mlp(d) for level in each.levels),
-    "surely better than both on digits at ε = 4, with APFL": lambda d: (
-        d["digits"].above("Local", 4.0) & d["digits"].above("FedAvg", 4.0) == {"kNN-Per", "APFL"}
+    "first on digits at ε = 4, 0.027 ± 0.033 above FedAvg": lambda d: (
+        d["digits"].best(4.0) == "kNN-Per"
+        and np.allclose(d["digits"].gain("kNN-Per", "FedAvg", 4.0), [0.027, 0.033], atol=6e-4)
     ),
     "On FEMNIST it has Local's accuracy at ε = 1 and FedAvg's at 4 and 8.": lambda d: (
         d["FEMNIST"].at_level_of("kNN-Per", "Local", 1.0)
@@ -262,16 +262,16 @@ def test_sentences_about_systems_follow_from_the_scores(data, claim):
 
 WHICH = {
     "| Local; nothing is better |": lambda d: not d["FEMNIST"].above("Local", 1.0),
-    "| Local, APFL or Ditto, within 0.004 |": lambda d: all(
-        abs(d["digits"].gain(*pair, 1.0)[0]) < 0.004
+    "| Local, APFL or Ditto, within 0.005 |": lambda d: all(
+        abs(d["digits"].gain(*pair, 1.0)[0]) < 0.005
         for pair in (("APFL", "Local"), ("Ditto", "Local"), ("APFL", "Ditto"))
     ),
     "| PMTL, Ditto | APFL | FedAdam, APFL |": lambda d: (
         d["Vehicle"].above("Local", 1.0) == {"PMTL update"} and d["Vehicle"].best(1.0) == "Ditto"
         and d["Vehicle"].best(4.0) == "APFL" and d["Vehicle"].best(INF) == "FedAdam"
     ),
-    "A method that keeps a personal model then stays near Local, which sends nothing (ε = 0); a "
-    "method with one model falls below it.": lambda d: all(
+    "Methods with personal models then stay near Local, which sends nothing (ε = 0); methods with "
+    "one model fall below it.": lambda d: all(
         each.gain("Local", name, 1.0)[0] < 0.03 for each in mlp(d) for name in PERSONAL[:4]
     ) and all(each.ahead("Local", name, 1.0) for each in mlp(d) for name in ONE_MODEL),
 }  # fmt: skip
