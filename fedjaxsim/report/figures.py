@@ -273,7 +273,7 @@ def looks_of(systems: Sequence[System]) -> list[Look]:
 
 
 def _brief(system: System) -> str:
-    return f"{algorithm_title(system.algorithm)}, {_spent_by(system)}"
+    return f"{algorithm_title(system.algorithm)}, {epsilon_label(system.epsilon)}"
 
 
 def _shared_by(systems: Sequence[System]) -> str:
@@ -365,12 +365,6 @@ def _rows_of(system: System, column: str, axis: Axis) -> Rows:
 
 def _is_number(value: float | None) -> bool:
     return value is not None and not math.isnan(value)
-
-
-def _spent_by(system: System) -> str:
-    """Return the largest ε over the seeds of a system, as text."""
-    spent = [run.rows[-1].get("epsilon") for run in system.runs.values()]
-    return epsilon_label(None if None in spent else max(filter(None, spent), default=0.0))
 
 
 # --- sweeps ---------------------------------------------------------------------------------------

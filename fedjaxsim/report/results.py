@@ -32,7 +32,14 @@ from fedjaxsim.metrics import (
     table_metrics,
 )
 from fedjaxsim.privacy.entries import epsilon_text, round_up
-from fedjaxsim.report.labels import Combination, data_label, format_list, key_label, short_name
+from fedjaxsim.report.labels import (
+    Combination,
+    algorithm_title,
+    data_label,
+    format_list,
+    key_label,
+    short_name,
+)
 from fedjaxsim.report.progress import decimals, number
 from fedjaxsim.report.tables import TextTable
 
@@ -116,6 +123,19 @@ class System(NamedTuple):
     def first(self) -> Run:
         """The run of the first seed."""
         return next(iter(self.runs.values()))
+
+    @property
+    def title(self) -> str:
+        """The label, with the algorithm's name as in figures if the label names it."""
+        start, *differs = self.label.split(", ", 1)
+        names_algorithm = len(self.runs) > 1 and start == self.algorithm
+        return ", ".join([algorithm_title(start) if names_algorithm else start, *differs])
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest ε spent over the seeds; None without a guarantee."""
+        spent: list[Any] = [run.rows[-1].get("epsilon") for run in self.runs.values()]
+        return None if None in spent else max(spent, default=0.0)
 
     @property
     def data(self) -> str:
@@ -454,11 +474,13 @@ def table_of_runs(
     metrics: MetricRecords = METRICS,
     *,
     condensed: bool = False,
+    repeated: bool = False,
 ) -> TextTable:
     """Return a line for each summary of a run; its entry `run` is the name.
 
     If data sets differ, a column names them. If `condensed`, the title says what ε, δ and rounds
-    all runs have alike, and columns without a value are left out.
+    all runs have alike, and columns without a value are left out. If `repeated`, headings of
+    percentiles name the metric, too.
     """
     data = [data_label(row.get("data", ""), row.get("clients")) for row in rows]
     shown = [pair for pair in table_metrics(metrics) if any(pair[0] in row for row in rows)]
@@ -467,7 +489,9 @@ def table_of_runs(
         columns.append(("data", data))
     for key, metric in shown:
         for end in metric.in_tables:
-            heading = end[1:] or f"{metric.title}\n{metric.averaging}"
+            heading = end[1:] or metric.averaging
+            if repeated or not end:
+                heading = f"{metric.title}\n{heading}"
             columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
     costs = [
         *columns_of_epsilon(rows),

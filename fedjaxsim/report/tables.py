@@ -1,6 +1,7 @@
 """A table of text, as CSV, LaTeX (booktabs) or HTML."""
 
 import html
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ _LATEX = {
     "∞": r"$\infty$", "≤": r"$\le$", "–": "--", "−": "$-$", "ε": r"$\varepsilon$",
     "δ": r"$\delta$", "λ": r"$\lambda$", "η": r"$\eta$", "μ": r"$\mu$", "α": r"$\alpha$",
 }  # fmt: skip
+_NEGATIVE = re.compile(r"(?<!\S)-(\d\S*)")
+"""A negative number, whose hyphen LaTeX would print as such."""
 
 
 class TextTable(NamedTuple):
@@ -33,11 +36,16 @@ class TextTable(NamedTuple):
         """The table for LaTeX with the package booktabs."""
         columns = "l" * self.left + "r" * (len(self.headings) - self.left)
         head, *body = (
-            " & ".join(map(_escaped, row)) + r" \\" for row in (self.headings, *self.rows)
+            " & ".join(row) + r" \\"
+            for row in (map(_escaped, self.headings), *map(self._latex_row, self.rows))
         )
         lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
         return "\n".join([f"% {' '.join(self.title.split())}", *lines, r"\bottomrule",
                           r"\end{tabular}", ""])  # fmt: skip
+
+    def _latex_row(self, row: Sequence[str]) -> list[str]:
+        numbers = [_NEGATIVE.sub(r"$-\1$", _escaped(text)) for text in row[self.left :]]
+        return [*map(_escaped, row[: self.left]), *numbers]
 
     def html(self, links: dict[str, str] | None = None) -> str:
         """Return the table as an element of HTML; `links` has addresses by the text of a cell."""

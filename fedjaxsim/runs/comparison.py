@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +17,9 @@ from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.divergence import Record
 from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
+from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.files import KINDS, csv_text, strict
-from fedjaxsim.report.labels import key_label, value_label
+from fedjaxsim.report.labels import algorithm_title, key_label, value_label
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.remedies import list_worse
 from fedjaxsim.report.results import (
@@ -126,10 +127,18 @@ class Comparison:
     @property
     def described_rows(self) -> list[Record]:
         """The rows; names of a sweep's runs are followed by their swept values."""
+        return self._described(functools.partial(value_label, "algorithm"))
+
+    @property
+    def titled_rows(self) -> list[Record]:
+        """The described rows of a page or paper, with the names of systems as in figures."""
+        return self._described(algorithm_title)
+
+    def _described(self, name_algorithm: Callable[[str], str]) -> list[Record]:
         rows = self.rows
         for row, run in zip(rows, self.runs, strict=True):
             words = [
-                value_label(key, value)
+                name_algorithm(value)
                 if key == "algorithm"
                 else f"{key_label(key)} {value_label(key, value)}"
                 for key, value in run.swept.items()
@@ -156,10 +165,20 @@ class Comparison:
         """Return the tables of a page: means over seeds, runs, clients, settings that differ."""
         tables = []
         if self.means:
-            label, rows = column_label(self.means[0]["metric"], self.metrics), self.means
+            label = column_label(self.means[0]["metric"], self.metrics)
+            rows = [
+                row | {"system": system.title}
+                for row, system in zip(self.means, self.systems, strict=True)
+            ]
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
-            tables.append(TextTable(title, headings(rows, label), [cells(row) for row in rows]))
-        tables.append(table_of_runs(self.described_rows, "Runs", self.metrics, condensed=True))
+            lines = [
+                [*cells(row), epsilon_text(system.epsilon)]
+                for row, system in zip(rows, self.systems, strict=True)
+            ]
+            tables.append(TextTable(title, [*headings(rows, label), "ε\nzero-out"], lines))
+        tables.append(
+            table_of_runs(self.titled_rows, "Runs", self.metrics, condensed=True, repeated=True)
+        )
         if of_clients := [run for run in self.runs if run.clients is not None]:
             metric = column_metric(self.column, self.metrics)
             tables.append(_table_of_clients(of_clients, self.column, metric))
@@ -221,7 +240,7 @@ class Comparison:
             texts,
             {
                 row["run"]: os.path.relpath(run.path, out.parent)
-                for rows in (self.rows, self.described_rows)
+                for rows in (self.rows, self.titled_rows)
                 for row, run in zip(rows, self.runs, strict=True)
             },
         )

@@ -51,12 +51,13 @@ def test_a_page_has_what_the_files_hold_and_loads_nothing(tmp_path, monkeypatch,
     assert "ε = 2.3178 at δ = 0.01" in str(stored)  # µ = √4/2 = 1
     means, runs, differ = elements.tables
     assert means[2] == [
-        "fedavg",
+        "FedAvg",
         "2",
         "0.450 ± 0.000",
         "0.000",
         "-0.100 ± 0.635",
         "0.2952",
+        "2.3178",
     ]  # t = −2
     assert [row[:2] for row in runs[1:]] == [[k, f"{v:.3f}"] for k, v in values.items()]
     assert differ[:2] == [["run", "algorithm", "seed"], ["pmtl-0", "pmtl", "0"]]
@@ -127,8 +128,8 @@ def test_a_click_on_a_heading_sorts_a_table_both_ways(cells, ordered):
 
 
 def test_tables_for_latex_and_csv_escape_what_is_special():
-    table = TextTable("A_b", ["run", "ε ≤"], [["50 %_x", "0.5 ± 0.1"], ['a,"b"', "–"]])
-    rows = [r"50 \%\_x & 0.5 $\pm$ 0.1 \\", r'a,"b" & -- \\']
+    table = TextTable("A_b", ["run", "ε ≤"], [["50 %_x", "-0.5 ± 0.1"], ['a,"b"', "–"]])
+    rows = [r"50 \%\_x & $-0.5$ $\pm$ 0.1 \\", r'a,"b" & -- \\']
     lines = ["% A_b", r"\begin{tabular}{lr}", r"\toprule", r"run & $\varepsilon$ $\le$ \\"]
     lines += [r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", ""]
     assert table.latex == "\n".join(lines)
@@ -142,7 +143,8 @@ def test_files_for_papers_have_the_tables_and_all_digits(tmp_path, monkeypatch, 
         clients = "name,train_rows,test_rows,test_accuracy\na,9,3,0.25\nb,2,1,0.75\nc,1,0,\n"
         (tmp_path / name / "clients.csv").write_text(clients)
     assert "written to t.tex" in ask("compare pmtl-0 pmtl-1 --out t.tex")
-    assert r"pmtl & 2 & 0.417 $\pm$ 1.059" in (tmp_path / "t.tex").read_text()
+    assert r"PMTL & 2 & 0.417 $\pm$ 1.059" in (tmp_path / "t.tex").read_text()
+    assert "accuracy client mean & accuracy p10 & accuracy p90" in (tmp_path / "t.tex").read_text()
     assert "pmtl-0 & 2 & 0.250 & 0.500 & 0.750" in (tmp_path / "t.tex").read_text()  # by hand
     ask("compare pmtl-0 pmtl-1 --out t.csv")
     with (tmp_path / "t.csv").open() as file:
