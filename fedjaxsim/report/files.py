@@ -136,8 +136,13 @@ def parse_json(text: str | bytes, path: Path) -> Any:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
-    """Write TOML."""
+def tables_text(tables: Mapping[str, Any]) -> str:
+    """Return tables as TOML."""
     import tomli_w
 
-    store.write(path, tomli_w.dumps(tables).encode())
+    return tomli_w.dumps(tables)
+
+
+def write_tables(path: Path, tables: Mapping[str, Any]) -> None:
+    """Write TOML."""
+    store.write(path, tables_text(tables).encode())

@@ -28,6 +28,7 @@ import numpy as np
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import Record, failures
+from fedjaxsim.factories import flag
 from fedjaxsim.metrics import METRICS as PACKAGE_METRICS
 from fedjaxsim.metrics import MetricRecords, metrics_from_tables
 from fedjaxsim.privacy import entries
@@ -241,6 +242,23 @@ def check_guarantee(report: Any, path: Path) -> Record:
     ):
         raise ValueError(f"{path} is damaged: it is no privacy report")
     return report
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """Name the settings that differ, as in `lam 0.1 there and 0.3 here`; "" if none does."""
+
+    def text(settings: Mapping[str, Any], name: str) -> str:
+        value = settings.get(name)
+        listed = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        return "not given" if value is None else listed
+
+    other = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    parts = [
+        f"{flag(name)} {text(theirs, name)} there and {text(ours, name)} here" for name in other[:3]
+    ]
+    if more := len(other) - len(parts):
+        parts.append(f"and {more} other{'s' if more > 1 else ''}")
+    return ", ".join(parts)
 
 
 def settings_digest(*settings: Any) -> str:

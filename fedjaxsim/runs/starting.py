@@ -14,7 +14,13 @@ from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
 from fedjaxsim.report.files import check_place
 from fedjaxsim.runs.assemble import data_warnings
 from fedjaxsim.runs.build import Experiment, check_user_code, prepare_with_progress, versions
-from fedjaxsim.runs.directory import CONFIG, RunDirectory, fingerprint_of, settings_digest
+from fedjaxsim.runs.directory import (
+    CONFIG,
+    RunDirectory,
+    differences,
+    fingerprint_of,
+    settings_digest,
+)
 from fedjaxsim.runs.execute import (
     FIXED,
     NO_LABELS,
@@ -100,15 +106,10 @@ def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
         ours["seed"] = theirs["seed"]
     theirs["from"] = stages[-1]["directory"] if stages else None
     ours["from"] = None if start is None else str(start)
-    other = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    if other:
-        differences = ", ".join(
-            f"{flag(name)} {theirs.get(name)} there and {ours.get(name)} here" for name in other[:3]
-        )
-        more = f", and {len(other) - 3} others" if len(other) > 3 else ""
+    if other := differences(theirs, ours):
         raise ValueError(
-            f"{out} already holds a run with other settings ({differences}{more}): choose another "
-            "directory or say --overwrite"
+            f"{out} already holds a run with other settings ({other}): choose another directory or "
+            "say --overwrite"
         )
 
 

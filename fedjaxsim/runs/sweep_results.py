@@ -11,12 +11,12 @@ A sweep directory holds
     *.png, *.pdf        figures
 """
 
-import contextlib
 import dataclasses
 import io
 import itertools
 import json
 import math
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import Record, failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder, has_x64, require_x64
 from fedjaxsim.extras import importing
+from fedjaxsim.factories import settings_of
 from fedjaxsim.metrics import (
     METRICS,
     MetricRecords,
@@ -41,7 +42,13 @@ from fedjaxsim.metrics import (
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
-from fedjaxsim.report.files import make_directory, read_json, write_json, write_tables
+from fedjaxsim.report.files import (
+    make_directory,
+    read_json,
+    tables_text,
+    write_json,
+    write_tables,
+)
 from fedjaxsim.report.labels import (
     NOISE,
     algorithm_title,
@@ -66,9 +73,10 @@ from fedjaxsim.report.results import (
 )
 from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, versions
-from fedjaxsim.runs.directory import settings_digest
+from fedjaxsim.runs.directory import differences, settings_digest
 from fedjaxsim.runs.memory import peak_bytes
-from fedjaxsim.runs.sweep_files import SWEEP
+from fedjaxsim.runs.settings_files import RECORDS
+from fedjaxsim.runs.sweep_files import SWEEP, SweepOptions
 from fedjaxsim.runs.sweep_runs import SweepRuns, column_of
 
 if TYPE_CHECKING:
@@ -88,6 +96,8 @@ LEDGERS = "ledgers.json"
 SEARCH = "search"
 REPORT = "report.json"
 
+_ELSEWHERE = "choose another directory or say --overwrite"
+_SAME = "the same values, otherwise combined or of another version"
 _NO_LEDGER = "the sweep kept no ledger of this run: compute it again with --overwrite"
 SELECTION = (
     "Each guarantee is for one run alone. Choosing the best of a sweep by metrics of private "
@@ -124,14 +134,8 @@ class SweepDirectory:
         """Make the directory, or open it to resume the same runs; another sweep is refused."""
         names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
-        if (path / SWEEP).is_file() and not overwrite:
-            earlier = dict[str, Any]()
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                earlier = dict(read_tables(path / SWEEP)["resolved"])
-            if earlier.get("fingerprint") != sweep.fingerprint:
-                what = f"{path} holds another sweep, or a damaged sweep.toml"
-                raise ValueError(f"{what}: choose another directory or say --overwrite")
-            require_x64(earlier.get("x64"), path)
+        if not overwrite:
+            check_same(path, sweep)
         resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs), "x64": has_x64()}
         resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
         asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
@@ -225,6 +229,33 @@ class SweepDirectory:
             self.checkpoints.clear()
             return None
         return last
+
+
+def check_same(path: Path, sweep: SweepRuns) -> None:
+    """Check that a directory holds no other sweep: the same one goes on."""
+    if not (path / SWEEP).is_file():
+        return
+    try:
+        earlier = read_tables(path / SWEEP)
+        resolved, theirs = dict(earlier["resolved"]), _settings_and_axes(earlier)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} holds a damaged {SWEEP}: {_ELSEWHERE}") from error
+    if resolved.get("fingerprint") != sweep.fingerprint:
+        ours = _settings_and_axes(tomllib.loads(tables_text(sweep.settings())))
+        other = differences(theirs, ours) or _SAME
+        raise ValueError(f"{path} holds another sweep ({other}): {_ELSEWHERE}")
+    require_x64(resolved.get("x64"), path)
+
+
+def _settings_and_axes(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the runs of a sweep's file depend on, with all values of each swept key."""
+    others = {"sweep", "metric", *RECORDS, *settings_of(SweepOptions)}
+    settings = {name: value for name, value in tables.items() if name not in others}
+    axes: dict[str, list[Any]] = {}
+    for table in tables["sweep"]:
+        for name, values in table.items():
+            axes.setdefault(name, []).extend(v for v in values if v not in axes[name])
+    return settings | axes
 
 
 def read_results(path: Path) -> pa.Table:

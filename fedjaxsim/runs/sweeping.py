@@ -33,6 +33,7 @@ from fedjaxsim.runs.sweep_results import (
     SweepDirectory,
     advise_on_noise,
     best_of,
+    check_same,
     default_figures,
     warn_of_constants,
     write_report,
@@ -202,6 +203,8 @@ def prepare_sweep(
         first = prepare(plan.tuning(), out / SEARCH, chooses=True, say_how_far=say_how_far)
         assert isinstance(first, Sweep)
         return SearchedSweep(plan, first, functools.partial(prepare, out=out))
+    if not overwrite:
+        check_same(out, plan)  # before code is traced, which takes minutes
     families = families_of(plan, say_how_far)
     firsts = [next(iter(family[0].values())) for family in families]
     metrics = merge_metrics(first.metrics for first in firsts)

@@ -18,9 +18,12 @@ from fedjaxsim.algorithms import SYSTEMS
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.samplers import full_participation
+from fedjaxsim.runs import sweeping
 from fedjaxsim.runs.build import versions
+from fedjaxsim.runs.directory import differences
 from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, expand_sweep, read_sweep
+from fedjaxsim.runs.sweeping import prepare_sweep
 from fedjaxsim.simulation import Simulation
 
 TABLES = [
@@ -267,3 +270,22 @@ def test_a_table_has_a_sentence_for_each_algorithm_whose_other_message_forgets_n
         "scaffold: the server's state adds up the noise of all 50 rounds; at the same ε, "
         'message="steps" forgets it (2 runs).',
     )
+
+
+def test_another_sweep_is_refused_before_its_runs_are_checked(tmp_path, monkeypatch):
+    directory(tmp_path)
+    other = expand_sweep({"seed": 1}, [{**TABLES[0], "lam": (0.1,)}, *TABLES[1:]])
+    monkeypatch.setattr(sweeping, "families_of", None)
+    said = r"another sweep \(seed not given there and 1 here, lam 0.1,0.3 there and 0.1 here, "
+    with pytest.raises(ValueError, match=said + r"rounds 10 there and not given here\)"):
+        prepare_sweep(other, tmp_path)
+    reversed_keys = [dict([*table.items()][::-1]) for table in TABLES]
+    with pytest.raises(ValueError, match=r"\(the same values, otherwise combined"):
+        prepare_sweep(expand_sweep({"rounds": 10}, reversed_keys), tmp_path)
+
+
+def test_a_count_of_one_is_singular():
+    settings = dict.fromkeys("abcde", 1)
+    assert differences({}, {**settings, "e": None}).endswith(" here, and 1 other")
+    assert differences({}, settings).endswith("c not given there and 1 here, and 2 others")
+    assert differences(settings, settings) == ""
