@@ -22,9 +22,16 @@ from fedjaxsim.extras import missing
 from fedjaxsim.metrics import column_label, merge_metrics, require_direction
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import check_place
+from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import doing
 from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run, metrics_of, selection_column
-from fedjaxsim.runs.build import Experiment, check_user_code, population_of, prepare
+from fedjaxsim.runs.build import (
+    Experiment,
+    check_user_code,
+    population_of,
+    prepare,
+    trusts_code,
+)
 from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.sweep_results import (
@@ -232,8 +239,13 @@ def families_of(
         prepared.append([
             {run: prepare(plan.runs[run], first.simulation) for run in group} for group in groups
         ])  # fmt: skip
-    for family in prepared:  # which compiles, so what is refused without it comes first
-        check_user_code(next(iter(family[0].values())))
+    firsts = [next(iter(family[0].values())) for family in prepared]
+    unchecked = [first for first in firsts if not trusts_code(first.config)]
+    # The check compiles, so what is refused without it comes first.
+    for number, first in enumerate(unchecked, 1):
+        program = f"{short_name(first.config.algorithm)}, {number} of {len(unchecked)} programs"
+        say_how_far(f"checking your code with {program} (--trust-own-code leaves this out)")
+        check_user_code(first)
     return prepared
 
 

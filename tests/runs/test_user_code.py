@@ -3,7 +3,9 @@
 import json
 import re
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,12 +18,13 @@ from fedjaxsim.cli import main
 from fedjaxsim.cli.flags import Command
 from fedjaxsim.cli.program import COMMANDS
 from fedjaxsim.factories import settings_of
+from fedjaxsim.runs import build, sweeping
 from fedjaxsim.runs.build import check_user_code, prepare
 from fedjaxsim.runs.parts import check_takes
 from fedjaxsim.runs.settings import COMMAND_FLAGS, readers, run_config, static_keys
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.sweep_files import SweepOptions
-from fedjaxsim.runs.sweep_runs import column_of, read_sweep
+from fedjaxsim.runs.sweep_runs import column_of, expand_sweep, read_sweep
 
 CODE = """
 import fedjaxsim as fjs; import jax; from fedjaxsim.hyperparameters import declared_by
@@ -337,3 +340,25 @@ def test_the_algorithm_of_the_readme_runs_and_resumes(tmp_path):
     assert np.isfinite(
         [record["train_loss"] for record in records[1:]]
     ).all()  # of the gradients that it took
+
+
+def test_the_check_tells_which_program_it_is_at_and_shows_none_of_its_warnings(monkeypatch):
+    of_package, swept = {"algorithm": ("ditto",)}, ("fedavg", "scaffold")
+    plan = expand_sweep({}, [of_package, {"algorithm": swept, "model": ("mycode:model",)}])
+    simulation = SimpleNamespace(population=None)
+    monkeypatch.setattr(
+        sweeping,
+        "prepare",
+        lambda config, *_: SimpleNamespace(config=config, simulation=simulation),
+    )
+    monkeypatch.setattr(build, "_few", lambda population: population)
+    monkeypatch.setattr(build, "everyone_of", lambda *_: (None, None))
+    monkeypatch.setattr(build, "check_billboard", lambda *_, **__: warnings.warn("", stacklevel=1))
+    said = []
+    with warnings.catch_warnings(action="error"):
+        sweeping.families_of(plan, said.append)
+    ending = "of 2 programs (--trust-own-code leaves this out)"
+    assert said[2:] == [
+        f"checking your code with fedavg, 1 {ending}",
+        f"checking your code with scaffold, 2 {ending}",
+    ]
