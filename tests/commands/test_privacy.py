@@ -208,4 +208,4 @@ def test_a_plan_is_plotted(ask, refused, tmp_path):
         f"privacy --sampling full --noise-multiplier 0 --rounds 1 --delta 1e-3 "
         f"--plot {tmp_path / 'none.png'}"
     )
-    assert "must be a .png, .pdf, .svg file" in refused(f"privacy {FULL} --plot plan.txt")
+    assert "plot must end in .png, .pdf or .svg" in refused(f"privacy {FULL} --plot plan.txt")
