@@ -47,11 +47,13 @@ with importing("plots"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
 MEANING = "zero-out, joint DP"
 """Adjacency and view of ε in figures."""
 _EPSILON = f"bound on ε spent (nats)\n{MEANING}"
+
+_NOTHING = epsilon_label(0)
 
 Rows = Sequence[Record]
 """Rows of an envelope or a curve, of `report.results`."""
@@ -168,9 +170,16 @@ def _curves(
         axes.tick_params(labelbottom=not alike or place + across >= len(panels))
         if not alike or place % across == 0:
             axes.set_ylabel(label)
+    _set_ticks(every[: len(panels)], axis)
     _name_axis(figure, every[max(0, len(panels) - across) : len(panels)], axis)
     legend.draw(figure)
     return figure
+
+
+def _set_ticks(panels: Sequence[Axes], axis: Axis) -> None:
+    """Put ticks at whole rounds."""
+    for panel in panels if axis.over == "rounds" else ():
+        panel.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
 
 
 def _name_axis(figure: Figure, panels: Sequence[Axes], axis: Axis) -> None:
@@ -249,6 +258,7 @@ def run_figure(
         if name == quality and sampled:
             label += f"\n{sampled:,} sampled clients, all at the end"
         axes.set_ylabel(label)
+    _set_ticks([*panels.flat], axis)
     _name_axis(figure, [*panels.flat], axis)
     return figure
 
@@ -393,10 +403,19 @@ def envelope_figure(
 ) -> Figure:
     """Draw an envelope: a panel per combination of `panels`, a line per one of `lines`.
 
-    Titles of panels name the largest ε spent at the end. Bands are 95 % intervals over seeds, or
-    the range of two.
+    Titles of panels name the largest ε spent at the end, and the legend the lines that spend
+    nothing beside others. Bands are 95 % intervals over seeds, or the range of two.
     """
     shown, subplots = _looks_of_values(rows, lines), []
+    private = {
+        name: any(row["epsilon"] != 0 for row in last(line_rows, panels))
+        for name, line_rows in grouped(rows, lines)
+    }
+    if any(private.values()):
+        shown = {
+            name: look if private[name] else look._replace(label=f"{look.label}, {_NOTHING}")
+            for name, look in shown.items()
+        }
     for values, alike in grouped(rows, panels):
         label = combination_label(panels, values)
         spent = [row["epsilon"] for row in last(alike, lines)]

@@ -275,6 +275,18 @@ def test_a_sweep_gets_the_figures_that_suit_its_keys(tmp_path):
         assert drawn(figure, tmp_path) == b"\x89PNG"
 
 
+def test_a_line_that_spends_nothing_beside_others_says_so_and_rounds_are_whole():
+    both = default({"algorithm": ("local", "pmtl"), "epsilon": (1.0,)})["envelopes.png"]
+    assert sorted(legend_texts(both)) == ["Local, ε = 0", "PMTL"]
+    [axes] = both.axes
+    for ticks in (axes.xaxis.get_major_locator().tick_values(0, end) for end in (3, 10)):
+        assert all(tick == round(tick) for tick in ticks)
+    alone = default({"algorithm": ("local",), "learning_rate": (1.0, 2.0), "seed": (0, 1)})[
+        "envelopes.png"
+    ]
+    assert not any("ε" in text for text in legend_texts(alone))
+
+
 @pytest.mark.thorough
 def test_other_sweeps_are_drawn_too(tmp_path):
     sweeps = [
