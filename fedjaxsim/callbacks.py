@@ -38,8 +38,8 @@ _NONE = -1
 class Progress(Callback):
     """Show a bar with the latest metrics on a terminal; elsewhere, print a line per evaluation.
 
-    Runs of a sweep print one line when they are done. Of several processes the first one does; none
-    if it is `quiet`.
+    The first line whose ε is a quick bound says so. Runs of a sweep print one line when they are
+    done. Of several processes the first one does; none if it is `quiet`.
     """
 
     initial = True
@@ -49,7 +49,7 @@ class Progress(Callback):
 
     def start(self, state: SimulationState) -> None:
         """Show the bar."""
-        self._begin = int(state.round)
+        self._begin, self._told_bound = int(state.round), False
         quiet, is_batch = self._quiet or not is_first(), self.run.size is not None
         bar = Bar(self._title, self.run.rounds, quiet=quiet, only_last=is_batch)
         self._bar = self.run.closing.enter_context(bar)
@@ -63,8 +63,14 @@ class Progress(Callback):
     def show(self, records: Sequence[Record], speed: float | None) -> None:
         """Show an evaluation's record of each run, with the rounds/s without compilation."""
         alone, done = self.run.size is None, records[0]["round"]
-        words = in_words(strict(records[0]), speed, self.run.metrics) if alone else ""
-        if not alone and speed is not None:
+        words = ""
+        if alone:
+            record = strict(records[0])
+            bound = record.get("epsilon_tight") is False and bool(record["epsilon"])
+            tell = bound and not self._told_bound
+            self._told_bound |= bound
+            words = in_words(record, speed, self.run.metrics, quick_bound=tell)
+        elif speed is not None:
             words = f"{number(len(records) * speed)} rounds/s"
         self._bar.show(done, words)
 

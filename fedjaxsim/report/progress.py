@@ -40,9 +40,16 @@ def bytes_text(count: float | None) -> str:
 
 
 def in_words(
-    record: Mapping[str, Any], rounds_per_second: float | None, metrics: MetricRecords = METRICS
+    record: Mapping[str, Any],
+    rounds_per_second: float | None,
+    metrics: MetricRecords = METRICS,
+    *,
+    quick_bound: bool = False,
 ) -> str:
-    """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε ≤ 1.9  40 rounds/s`."""
+    """Describe an evaluation, as in `loss 0.52  accuracy 0.81  ε ≤ 1.9  40 rounds/s`.
+
+    With `quick_bound`, ε is said to be one.
+    """
     shown = [(key, metric.title) for key, metric in table_metrics(metrics)]
     shown = [("train_loss", "loss"), *shown]
     parts = [f"{title} {number(record[key])}" for key, title in shown if key in record]
@@ -52,6 +59,8 @@ def in_words(
     parts.append(f"ε {'' if spent is None else '≤ '}{epsilon_text(spent)}")
     if spent is not None and record.get("epsilon_spent") is not None:
         parts[-1] += f" (budget; {epsilon_text(record['epsilon_spent'])} spent)"
+    elif quick_bound:
+        parts[-1] += " (quick bound; tight at the end)"
     if record.get("nonfinite"):
         parts.append(f"{record['nonfinite']} messages not finite")
     if rounds_per_second is not None:

@@ -52,6 +52,20 @@ def watching():
         yield lambda record, speed: progress.show([record], speed)
 
 
+def test_the_first_line_whose_epsilon_is_no_tight_value_says_so(capsys):
+    with watching() as show:
+        for record in (
+            {"round": 0, "epsilon": 0.0, "epsilon_tight": False},
+            {"round": 1, "epsilon": 1.5, "epsilon_tight": False},
+            {"round": 2, "epsilon": 1.7, "epsilon_tight": False},
+            {"round": 10, "epsilon": 1.6, "epsilon_tight": True},
+        ):
+            show(record, None)
+    assert [line.partition("ε ")[2] for line in capsys.readouterr().err.splitlines()[1:]] == [
+        "≤ 0", "≤ 1.5 (quick bound; tight at the end)", "≤ 1.7", "≤ 1.6",
+    ]  # fmt: skip
+
+
 def test_without_a_terminal_there_is_one_plain_line_per_evaluation(capsys):
     with watching() as show:
         show(RECORD, None)
