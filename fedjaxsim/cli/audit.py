@@ -22,7 +22,7 @@ def audit(
       canaries: n, canaries added to the clients of each run.
       runs: Number of runs; time grows with it, and power with n times it.
       json: Print JSON instead of text.
-      quiet: Print the result and errors only.
+      quiet: Print the result, warnings and errors only.
     """
     quiet = quiet or json
     LocalDevices().start(quiet=quiet)

@@ -24,7 +24,7 @@ def bench(
       settings: The settings of the run.
       repeats: Measurements.
       json: Print JSON, with all numbers and the machine, instead of a table.
-      quiet: Print the result and errors only.
+      quiet: Print the result, warnings and errors only.
       devices: Devices.
     """
     quiet = quiet or json

@@ -101,7 +101,7 @@ def _refuse_flag_of_others(name: str, command: Command) -> None:
     ]
     if commands and name not in static_keys() and name not in readers():
         others = " and ".join(commands) if len(commands) < _MANY else "other commands"
-        raise ValueError(f"{flag(name)} is a flag of {others}, not of {command.name}")
+        raise ValueError(f"--{flag(name)} is a flag of {others}, not of {command.name}")
 
 
 def _command(arguments: Sequence[str]) -> Command:

@@ -48,7 +48,7 @@ def sweep(
         with one ε for all of it (zero-out).
       score_noise: z of the noise on the validation metric by which it is selected.
       score_largest: Public bound to which clients' metrics are clipped for that.
-      quiet: Print the result and errors only.
+      quiet: Print the result, warnings and errors only.
       checkpoint_every: Rounds between checkpoints, as for `run`.
       devices: Devices.
       figure: Axis of the curves.
@@ -94,7 +94,7 @@ def demo(
       seed: First seed; the others follow it.
       seeds: Seeds per method, each with another partition, other test rows and other noise.
       overwrite: Replace the results in the directory.
-      quiet: Print the result and errors only.
+      quiet: Print the result, warnings and errors only.
     """
     LocalDevices().start(quiet=quiet)
     from fedjaxsim.report.progress import doing

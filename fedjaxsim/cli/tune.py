@@ -51,7 +51,7 @@ def tune(
       settings: The settings of the run.
       out: Directory for the results; the same command goes on there.
       overwrite: Replace the tuning in the directory.
-      quiet: Print the result and errors only.
+      quiet: Print the result, warnings and errors only.
       options: What is tuned, and how.
     """
     LocalDevices().start(quiet=quiet)

@@ -388,7 +388,7 @@ def trusts_code(config: RunConfig) -> bool:
 def check_user_code(experiment: Experiment) -> None:
     """Check that a user's algorithm, model or loss keeps clients apart; see `check_billboard`.
 
-    Its few rounds on few clients show no warnings: those of the run itself are the user's.
+    Its few rounds on few clients show no warnings: the run shows its warnings itself.
     """
     config = experiment.config
     if trusts_code(config):

@@ -48,7 +48,7 @@ class RunOutput(FigureAxis):
       checkpoint_every: Rounds between checkpoints, each at the next evaluation; by default one a
         minute, in at most a twentieth of the time.
       no_client_table: Write no table of metrics per client.
-      quiet: Print the result and errors only.
+      quiet: Print the result, warnings and errors only.
       logger: Trackers of the run's records: wandb, mlflow, tensorboard, trackio or MODULE:FACTORY.
       profile: Directory for a profile of the rounds by JAX, as for TensorBoard.
       format: Format of the picture of its curves.
