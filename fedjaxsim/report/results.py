@@ -474,13 +474,13 @@ def table_of_runs(
     metrics: MetricRecords = METRICS,
     *,
     condensed: bool = False,
-    repeated: bool = False,
+    printed: bool = False,
 ) -> TextTable:
     """Return a line for each summary of a run; its entry `run` is the name.
 
     If data sets differ, a column names them. If `condensed`, the title says what ε, δ and rounds
-    all runs have alike, and columns without a value are left out. If `repeated`, headings of
-    percentiles name the metric, too.
+    all runs have alike, and columns without a value are left out. A table to be
+    `printed` in a paper names the metric above percentiles, too, and keeps a column for ε.
     """
     data = [data_label(row.get("data", ""), row.get("clients")) for row in rows]
     shown = [pair for pair in table_metrics(metrics) if any(pair[0] in row for row in rows)]
@@ -490,7 +490,7 @@ def table_of_runs(
     for key, metric in shown:
         for end in metric.in_tables:
             heading = end[1:] or metric.averaging
-            if repeated or not end:
+            if printed or not end:
                 heading = f"{metric.title}\n{heading}"
             columns.append((heading, [decimals(row.get(key + end)) for row in rows]))
     costs = [
@@ -499,8 +499,10 @@ def table_of_runs(
         ("rounds\nper s", [number(row["rounds_per_second"]) for row in rows]),
     ]
     if condensed and len(rows) > 1:
-        alike = [(name, texts[0]) for name, texts in costs if len({*texts}) == 1]
-        costs = [(name, texts) for name, texts in costs if len({*texts}) > 1]
+        shared = {name for name, texts in costs if len({*texts}) == 1}
+        shared -= {_EPSILONS["epsilon"]} if printed else set()
+        alike = [(name, texts[0]) for name, texts in costs if name in shared]
+        costs = [(name, texts) for name, texts in costs if name not in shared]
         words = [f"{' '.join(name.split())} {text}" for name, text in alike if text != "–"]
         title += f"{'; ' * bool(title)}all with {', '.join(words)}" if words else ""
     columns += costs

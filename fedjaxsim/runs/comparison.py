@@ -177,7 +177,7 @@ class Comparison:
             ]
             tables.append(TextTable(title, [*headings(rows, label), "ε\nzero-out"], lines))
         tables.append(
-            table_of_runs(self.titled_rows, "Runs", self.metrics, condensed=True, repeated=True)
+            table_of_runs(self.titled_rows, "Runs", self.metrics, condensed=True, printed=True)
         )
         if of_clients := [run for run in self.runs if run.clients is not None]:
             metric = column_metric(self.column, self.metrics)
