@@ -32,7 +32,7 @@ def test_files_are_settings_of_runs_and_say_in_a_line_what_of(name):
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings(
-    "ignore:the server's state adds up the noise"
+    "ignore:.* server state adds up the noise"
 )  # in rounds of no use but time
 @pytest.mark.parametrize("name", FILES)
 def test_workloads_can_start_and_their_work_is_known(name):

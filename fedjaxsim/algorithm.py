@@ -245,11 +245,13 @@ class NoiseAddsUp(NamedTuple):
     """The remedy for a server's state that adds up the noise of all releases.
 
     Attributes:
-      remedy: the argument under which the state forgets earlier noise.
+      algorithm: the name of the algorithm.
+      remedy: the argument under which the state forgets earlier noise, as `message="steps"`.
       outgrown: `(p, hparams) -> rounds`, after which the sum of all noise is larger than the noise
         that the remedy leaves.
     """
 
+    algorithm: str
     remedy: str
     outgrown: Outgrown
 

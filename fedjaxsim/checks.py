@@ -12,11 +12,11 @@ from typing import Any
 
 
 class Name(str):
-    """The name of a setting, or of a part as `no_release()`, in the message of an error."""
+    """The name of a setting, or of a part as `no_release()`, in a message; or `name="value"`."""
 
 
-class SettingError(ValueError):
-    """Error of settings that knows their names: Python, flags and files spell them differently.
+class Spelled(Exception):  # noqa: N818 - of errors and warnings
+    """Message that knows the names in it: Python, flags and files spell them differently.
 
     Attributes:
       parts: the message in pieces; those that are a `Name` are names.
@@ -32,6 +32,14 @@ class SettingError(ValueError):
     def spelled(self, spell: Callable[[str], str]) -> str:
         """Return the message with each name as `spell` spells it."""
         return "".join(spell(part) if isinstance(part, Name) else part for part in self.parts)
+
+
+class SettingError(Spelled, ValueError):
+    """Error of settings that knows their names."""
+
+
+class SettingWarning(Spelled, UserWarning):
+    """Warning of settings that knows their names."""
 
 
 def prefixed(prefix: str, error: ValueError) -> ValueError:

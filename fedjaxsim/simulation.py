@@ -22,7 +22,7 @@ from jax import core
 
 from fedjaxsim import checks, divergence, keys
 from fedjaxsim.algorithm import Algorithm, Metrics, row_shapes
-from fedjaxsim.checks import Name, SettingError
+from fedjaxsim.checks import Name, SettingError, SettingWarning
 from fedjaxsim.clock import RoundWork
 from fedjaxsim.data.aligned import aligned_with, numbers_of
 from fedjaxsim.data.minibatches import Minibatches
@@ -1092,22 +1092,21 @@ class Simulation(Fixed):
                 f"the noise schedule has {np.shape(z)[0]} values, too few for {last} rounds"
             )
 
-    def advise_on_noise(self, hparams: Hyperparameters, rounds: int) -> str:
+    def advise_on_noise(self, hparams: Hyperparameters, rounds: int) -> SettingWarning | None:
         """Name the message that leaves less noise in the server's state at the same ε.
 
-        The text is empty if there is none, or none for so few rounds.
+        None if there is none, or none for so few rounds.
         """
         adds_up, z = self.algorithm.noise_adds_up, hparams.get("noise_multiplier", 0.0)
         traced = any(isinstance(value, core.Tracer) for value in jax.tree.leaves(hparams))
         if adds_up is None or traced:
-            return ""
+            return None
         p = float(self.sampler.answer_rate(self.sampler.rate(hparams)))
         if not np.any(np.asarray(z) > 0) or rounds <= max(1, adds_up.outgrown(p, hparams)):
-            return ""
-        return (
-            f"the server's state adds up the noise of all {rounds} rounds; at the same ε, "
-            f"{adds_up.remedy} forgets it"
-        )
+            return None
+        what = f"{adds_up.algorithm}'s server state adds up the noise of all {rounds} rounds"
+        remedy = Name(adds_up.remedy)
+        return SettingWarning(f"{what}; at the same ε, ", remedy, " forgets it")
 
     def _near_rows(self) -> contextlib.AbstractContextManager[Any]:
         """Compute on the host if rows and states of all clients are there and fit no device."""

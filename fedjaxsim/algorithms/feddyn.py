@@ -16,7 +16,7 @@ from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Message = Literal["state", "update"]
-_ADDS_UP = NoiseAddsUp('message="state"', sum_outgrows_mean)
+_ADDS_UP = NoiseAddsUp("FedDyn", 'message="state"', sum_outgrows_mean)
 _ALPHA = dataclasses.replace(PULL, default=0.1)
 
 

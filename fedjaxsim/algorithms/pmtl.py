@@ -129,7 +129,9 @@ def pmtl(
     algorithm = algorithm._replace(curvature=optimizers.curvature(local_optimizer, *penalties))
     algorithm = algorithm._replace(personal_pull=pull_to_shared(pull))
     if message == "update":
-        algorithm = algorithm._replace(noise_adds_up=NoiseAddsUp('message="offset"', _outgrown))
+        algorithm = algorithm._replace(
+            noise_adds_up=NoiseAddsUp("PMTL", 'message="offset"', _outgrown)
+        )
     return algorithm if clusters is None else _in_clusters(algorithm, clusters)
 
 

@@ -22,7 +22,7 @@ from fedjaxsim.tasks.task import Task
 
 PyTree = Any
 Message = Literal["steps", "update"]
-_ADDS_UP = NoiseAddsUp('message="steps"', sum_outgrows_mean)
+_ADDS_UP = NoiseAddsUp("SCAFFOLD", 'message="steps"', sum_outgrows_mean)
 
 
 TYPICAL_BATCHES = Hyperparameter(

@@ -6,7 +6,7 @@ import sys
 import textwrap
 import traceback
 
-from fedjaxsim.checks import SettingError
+from fedjaxsim.checks import Spelled
 from fedjaxsim.extras import MissingExtraError
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.parts import SETTINGS, user_code_location
@@ -76,15 +76,17 @@ def refuse(error: Exception) -> int:
     return UNWRITABLE if isinstance(error, StorageError) else 2
 
 
-def in_flags(error: BaseException) -> str:
-    """Return the message of an error, with the names of settings as on the command line."""
-    return error.spelled(spelled_as_flag) if isinstance(error, SettingError) else str(error)
+def in_flags(message: object) -> str:
+    """Return a message or an error's, with the names of settings as on the command line."""
+    return message.spelled(spelled_as_flag) if isinstance(message, Spelled) else str(message)
 
 
 def spelled_as_flag(name: str) -> str:
     """Return the flag, or the part as a flag names it, of a name in Python."""
-    name = name.removesuffix("()")
-    return flag(SETTINGS.get(name, name))
+    name, _, value = name.removesuffix("()").partition("=")
+    spelled = flag(SETTINGS.get(name, name))
+    word = value.strip('"')
+    return f"--{spelled} {word}" if word else spelled
 
 
 def say(text: str) -> None:

@@ -106,6 +106,7 @@ def print_comparison(comparison: "Comparison") -> None:
 
 def print_sweep(done: "SweepResult", best: "Best") -> None:
     """Print the best final value of each combination, and the limits of the guarantees."""
+    from fedjaxsim.cli.messages import in_flags
     from fedjaxsim.metrics import column_label
     from fedjaxsim.privacy.assumptions import SHARED_SEED
     from fedjaxsim.report.labels import key_label, value_label
@@ -139,7 +140,7 @@ def print_sweep(done: "SweepResult", best: "Best") -> None:
         print(f"… and {len(lines) - _MOST_RUNS} more (results.parquet)")
     remarks = best.choice, done.plan.remark, remark_on_examples(best.rows), *done.advice
     for sentence in filter(None, remarks):
-        print(sentence)
+        print(in_flags(sentence))
     if failed := failed_runs(done.runs):
         print(f"{failed} runs failed: marked in the results, never ranked and in no mean")
     nonfinite = sum(row.get("nonfinite") or 0 for run in done.runs for row in run.rows)

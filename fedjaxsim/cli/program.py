@@ -18,6 +18,7 @@ from fedjaxsim.cli.messages import (
     INTERRUPTED,
     REFUSED,
     UNWRITABLE,
+    in_flags,
     is_expected,
     one_line,
     refuse,
@@ -221,7 +222,9 @@ def _each_once(usual: Callable[..., None]) -> Callable[..., None]:
         ours = issubclass(category, UserWarning) and "fedjaxsim" in filename
         if not (ours or (cache and cache.remove_broken(str(message)))):
             usual(message, category, filename, *place)
-        elif (text := one_line(message)) not in shown:  # a plan is checked before and at its start
+            return
+        text = one_line(in_flags(message))
+        if text not in shown:  # a plan is checked before and at its start
             shown.add(text)
             say(f"warning: {text}")
 

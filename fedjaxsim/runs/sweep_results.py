@@ -11,6 +11,7 @@ A sweep directory holds
     *.png, *.pdf        figures
 """
 
+import collections
 import dataclasses
 import io
 import itertools
@@ -26,6 +27,7 @@ import numpy as np
 
 from fedjaxsim import store
 from fedjaxsim.callbacks import fits
+from fedjaxsim.checks import SettingWarning
 from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import Record, failures
@@ -477,15 +479,20 @@ def write_report(
     return reports
 
 
-def advise_on_noise(runs: Sequence[Run], experiments: Mapping[int, Experiment]) -> tuple[str, ...]:
+def advise_on_noise(
+    runs: Sequence[Run], experiments: Mapping[int, Experiment]
+) -> tuple[SettingWarning, ...]:
     """Return a sentence for each algorithm whose other message would leave less noise."""
-    advised: dict[str, list[str]] = {}
+    advised = collections.Counter[tuple[str, ...]]()
     for run in runs:
         experiment = experiments[int(run.name)]
         advice = experiment.simulation.advise_on_noise(experiment.hparams, experiment.config.rounds)
         if advice:
-            advised.setdefault(f"{experiment.config.algorithm}: {advice}", []).append(run.name)
-    return tuple(f"{text} ({len(names)} runs)." for text, names in advised.items())
+            advised[advice.parts] += 1
+    return tuple(
+        SettingWarning(*parts, f" ({count} run{'s' if count > 1 else ''}).")
+        for parts, count in advised.items()
+    )
 
 
 def warn_of_constants(

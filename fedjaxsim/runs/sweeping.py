@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjaxsim import callbacks
 from fedjaxsim.callbacks import StopOnInterrupt
+from fedjaxsim.checks import SettingWarning
 from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.engine.batch import varying
 from fedjaxsim.engine.checkpoint import Checkpoint
@@ -88,7 +89,7 @@ class SweepResult(NamedTuple):
     best: Best | None
     left: int
     reports: Sequence[Report] = ()
-    advice: Sequence[str] = ()
+    advice: Sequence[str | SettingWarning] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

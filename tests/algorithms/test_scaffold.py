@@ -50,13 +50,17 @@ def test_it_is_algorithm_1_in_numpy(message):
 
 
 @pytest.mark.parametrize(
-    ("system", "forgetful", "first"),
+    ("system", "title", "forgetful", "first"),
     # In units of the noise of a release, at p = 1/4: d has p²T, and with the other message 1/7 (p²/
     # (1 − (1 − p)²)), which two rounds have not; PMTL's w̃ has p²T, and with the other one 1.
-    [(scaffold, "steps", 3), (feddyn, "state", 3), (pmtl, "offset", 17)],
+    [
+        (scaffold, "SCAFFOLD", "steps", 3),
+        (feddyn, "FedDyn", "state", 3),
+        (pmtl, "PMTL", "offset", 17),
+    ],
 )
 def test_rounds_whose_noise_adds_up_to_more_name_the_message_that_forgets_it(
-    system, forgetful, first
+    system, title, forgetful, first
 ):
     population, task = least_squares([5, 9, 17])
     for message in ("update", forgetful):
@@ -69,7 +73,7 @@ def test_rounds_whose_noise_adds_up_to_more_name_the_message_that_forgets_it(
                 sim.check_rounds(hparams, 0, rounds, None)
             said[z, rounds] = [str(warning.message) for warning in found]
         text = (
-            f"the server's state adds up the noise of all {first} rounds; at the same ε, "
+            f"{title}'s server state adds up the noise of all {first} rounds; at the same ε, "
             f'message="{forgetful}" forgets it'
         )
         expected = [text] if message == "update" else []

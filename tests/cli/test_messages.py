@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from fedjaxsim import checks
-from fedjaxsim.checks import Name, SettingError
+from fedjaxsim.checks import Name, SettingError, SettingWarning
 from fedjaxsim.cli.messages import in_flags, refuse
 from fedjaxsim.data.files import in_file
 from fedjaxsim.report import progress
@@ -134,6 +134,11 @@ def test_names_of_settings_and_parts_are_spelled_as_flags_and_nothing_else(tmp_p
     assert str(error) == f"num_clients of my_run, as no_release() in {tmp_path}/a_b"
     assert in_flags(error) == f"clients of my_run, as no-release in {tmp_path}/a_b"
     assert in_flags(ValueError("num_clients")) == "num_clients"
+    warning = SettingWarning(Name('local_message="steps"'), " helps")
+    assert (str(warning), in_flags(warning)) == (
+        'local_message="steps" helps',
+        "--local-message steps helps",
+    )
     with pytest.raises(ValueError, match="batch_size") as raised, in_file("a_b.toml"):
         checks.positive(batch_size=0)
     said = "a_b.toml: batch-size must be positive and finite, got 0"
