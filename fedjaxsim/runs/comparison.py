@@ -259,14 +259,25 @@ class Comparison:
 
     @property
     def settings_that_differ(self) -> list[str]:
-        """The names of the settings in which runs differ."""
+        """The names of the settings in which runs differ.
+
+        In a single sweep they are swept or have several values: another one differs only because
+        some systems do not read it.
+        """
         configs = [
             {name: value for name, value in run.config.items() if name not in RECORDS}
             | {"seed": run.seed}
             for run in self.runs
         ]
         names = dict.fromkeys(name for config in configs for name in config)
-        return [name for name in names if len({str(config.get(name)) for config in configs}) > 1]
+        values = {name: {str(config.get(name)) for config in configs} for name in names}
+        if len({run.sweep for run in self.runs}) == 1 and self.runs[0].sweep:
+            keys = {key for run in self.runs for key in run.swept}
+            swept = keys | {key.removeprefix("target_") for key in keys}
+            values = {
+                name: texts if name in swept else texts - {"None"} for name, texts in values.items()
+            }
+        return [name for name in names if len(values[name]) > 1]
 
     @functools.cached_property
     def sentences(self) -> list[str]:

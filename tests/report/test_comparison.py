@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fedjaxsim.report.figures import comparison_figure, looks_of
 from fedjaxsim.report.plots import COLOURS, colours_of, marked_points, save
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.results import Run, systems
+from fedjaxsim.runs.comparison import ComparedRun, Comparison
 from fedjaxsim.runs.directory import settings_of_system
 
 pytestmark = pytest.mark.usefixtures("drawn")
@@ -68,6 +70,22 @@ def test_the_title_has_data_and_epsilon_and_the_legend_what_differs():
     nothing = figure_of(run("local", epsilon=0.0))
     assert nothing.get_suptitle() == "digits, 5 clients; Local, ε = 0"
     assert nothing.legends == []
+
+
+def test_a_setting_that_few_systems_of_a_sweep_read_differs_if_it_is_swept():
+    base = {"name": "", "settings": {}, "seed": 0, "rows": (), "path": Path(), "guarantee": {}}
+    runs = [
+        ComparedRun(**base, config={"algorithm": name, **read}, draws=(), swept=swept)
+        for name, read, swept in (
+            ("ditto", {"lam": 0.1, "epsilon": 1.0, "pull": "l2"}, {"target_epsilon": 1.0}),
+            ("pmtl", {"lam": 0.2, "epsilon": 1.0, "pull": None}, {"target_epsilon": 1.0}),
+            ("local", {"pull": None}, {}),
+        )
+    ]
+    apart = Comparison(tuple(runs)).settings_that_differ
+    assert set(apart) == {"algorithm", "lam", "epsilon", "pull"}
+    swept = Comparison(tuple(dataclasses.replace(run, sweep="s") for run in runs))
+    assert set(swept.settings_that_differ) == {"algorithm", "lam", "epsilon"}
 
 
 def test_curves_over_bytes_stand_where_each_system_has_sent_them():
