@@ -76,7 +76,8 @@ def sweep(
             how |= {"quiet": quiet, "say_how_far": say_how_far, "axis": axis}
             return _work(prepare_sweep(read_plan(config, axes, seeds), out, **how))
         plan, score = read_sweep(config, axes, seeds), (score_noise, score_largest)
-        return _select(prepare_selection(plan, out, select_privately, score, overwrite=overwrite))
+        how = {"overwrite": overwrite, "say_how_far": say_how_far}
+        return _select(prepare_selection(plan, out, select_privately, score, **how))
 
 
 def demo(

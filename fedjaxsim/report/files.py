@@ -53,6 +53,14 @@ def check_place(path: Path, kind: str) -> None:
         )
 
 
+def check_vacant(path: Path, names: Sequence[str], kind: str) -> None:
+    """Check that a path for results of a `kind` has none of these `names` of files and folders."""
+    check_place(path, kind)
+    if present := [name for name in names if (path / name).exists()]:
+        what = f"{path} already holds a {kind} ({', '.join(present)})"
+        raise ValueError(f"{what}: choose another directory or say --overwrite")
+
+
 def make_directory(
     path: Path, names: Sequence[str], kind: str, *, overwrite: bool, pictures: Sequence[str] = ()
 ) -> None:
@@ -64,12 +72,11 @@ def make_directory(
     check_place(path, kind)
     try:
         store.lock_folder(path)
-        present = [name for name in names if (path / name).exists()]
-        if present and not overwrite:
-            what = f"{path} already holds a {kind} ({', '.join(present)})"
-            raise ValueError(f"{what}: choose another directory or say --overwrite")
-        for stale in (path / name for name in (*present, *pictures) if overwrite):
-            store.remove(stale)
+        if not overwrite:
+            check_vacant(path, names, kind)
+            return
+        for stale in (*names, *pictures):
+            store.remove(path / stale)
     except store.StorageError as error:
         raise ValueError(str(error)) from error
 

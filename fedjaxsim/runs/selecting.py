@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,7 +20,7 @@ from fedjaxsim.keys import Stream
 from fedjaxsim.privacy import ledger, selection
 from fedjaxsim.privacy.assumptions import no_guarantee
 from fedjaxsim.privacy.guarantee import Guarantee, Report
-from fedjaxsim.report.files import make_directory, strict, write_json
+from fedjaxsim.report.files import check_vacant, make_directory, strict, write_json
 from fedjaxsim.runs.build import Experiment, draws_of
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.public import MODEL, write_model
@@ -28,6 +28,7 @@ from fedjaxsim.runs.sweep_runs import SweepRuns
 from fedjaxsim.runs.sweeping import experiments_of, families_of, validates
 
 SELECTION = "selection.json"
+_FILES = (SELECTION, MODEL, GUARANTEE)
 _UNREPLACED = "the price of a selection is known for zero-out"
 _ASSUMED = (
     "Published are the best run's release, settings and score. The number of runs and all other "
@@ -84,7 +85,13 @@ class PrivateSelection:
 
 
 def prepare_selection(
-    plan: SweepRuns, out: Path, spec: str, score: tuple[float, float], *, overwrite: bool
+    plan: SweepRuns,
+    out: Path,
+    spec: str,
+    score: tuple[float, float],
+    *,
+    overwrite: bool,
+    say_how_far: Callable[[str], None],
 ) -> PrivateSelection:
     """Check all input of a selection among the runs of a sweep.
 
@@ -94,20 +101,22 @@ def prepare_selection(
     runs = selection.parse(spec)
     if "seed" in plan.keys:
         raise ValueError("select-privately gives each run its own seed: leave out seed")
-    candidates = _candidates(plan)
+    if not overwrite:
+        check_vacant(out, _FILES, "selection")  # before code is traced, which takes minutes
+    candidates = _candidates(plan, say_how_far)
     judged = [experiment.evaluation_plan(*score) for experiment in candidates]
     report = _selection_report(runs, candidates, judged)
     if candidates[0].config.hides_noise:
         report = report.of_secret_seed()
     if report.find("zero_out").epsilon is None:
         raise ValueError(f"there is nothing to select privately: {report.short()}")
-    make_directory(out, (SELECTION, MODEL, GUARANTEE), "selection", overwrite=overwrite)
+    make_directory(out, _FILES, "selection", overwrite=overwrite)
     return PrivateSelection(plan, out, spec, runs, candidates, judged, report)
 
 
-def _candidates(plan: SweepRuns) -> list[Experiment]:
+def _candidates(plan: SweepRuns, say_how_far: Callable[[str], None]) -> list[Experiment]:
     """Prepare all runs, and check that each may be published."""
-    by_run = experiments_of(families_of(plan))
+    by_run = experiments_of(families_of(plan, say_how_far))
     experiments = [experiment for _, experiment in sorted(by_run.items())]
     for experiment in experiments:
         if why := no_guarantee(experiment.planned()):

@@ -19,9 +19,10 @@ from fedjaxsim.cli.messages import in_flags
 from fedjaxsim.privacy.entries import Entry, SamplingScheme
 from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.samplers import full_participation
-from fedjaxsim.runs import sweeping
+from fedjaxsim.runs import selecting, sweeping
 from fedjaxsim.runs.build import versions
 from fedjaxsim.runs.directory import differences
+from fedjaxsim.runs.selecting import prepare_selection
 from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, expand_sweep, read_sweep
 from fedjaxsim.runs.sweeping import prepare_sweep
@@ -290,3 +291,12 @@ def test_a_count_of_one_is_singular():
     assert differences({}, {**settings, "e": None}).endswith(" here, and 1 other")
     assert differences({}, settings).endswith("c not given there and 1 here, and 2 others")
     assert differences(settings, settings) == ""
+
+
+def test_another_selection_is_refused_before_its_candidates_are_checked(tmp_path, monkeypatch):
+    (tmp_path / "selection.json").touch()
+    monkeypatch.setattr(selecting, "_candidates", None)
+    with pytest.raises(ValueError, match=r"holds a selection \(selection.json\).*--overwrite"):
+        prepare_selection(
+            PLAN, tmp_path, "geometric:2", (3.0, 1.0), overwrite=False, say_how_far=print
+        )
