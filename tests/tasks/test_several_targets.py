@@ -71,7 +71,7 @@ def test_the_command_line_makes_an_output_for_each_target(tmp_path, monkeypatch,
     run = fjs.load_run("run")
     assert run.models()["kernel"].shape == (3, 3, 2)
     assert run.summary["test_accuracy_2"] > 0.7
-    assert len(run.predict()["prediction"][0]) == 3
+    assert {"prediction_y0", "prediction_y1", "prediction_y2"} <= {*run.predict()}
     np.savez("one.npz", x=x, y=y[:, 0], client=np.arange(60) // 20)
     assert (
         main(["run", "--data", "npz:one.npz", "--loss", "multilabel", "--rounds", "3", "--quiet"])
