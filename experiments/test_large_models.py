@@ -65,7 +65,7 @@ def test_resnet_8_has_its_papers_layers(script):
         weights = {"params": {"kernel": kernel, "GroupNorm_0": norm}}
         ours = jnp.stack([convolution.apply(weights, x) for convolution in (layer, native)])
         z = nn.GroupNorm(8).apply({"params": norm}, theirs.apply({"params": {"kernel": kernel}}, x))
-        return ours, jnp.broadcast_to(z, ours.shape)
+        return ours, jnp.broadcast_to(jnp.asarray(z), ours.shape)
 
     rng = np.random.default_rng(0)
     kernel, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 3, 8, 16), (2, 8, 8, 8)))

@@ -43,7 +43,7 @@ def main() -> None:
     """Train, test at the end, and report."""
     args = child.parse()
     about, clock = child.WORKLOADS[args.workload], child.Clock(args.warm, args.rounds)
-    jax.tree_map = jax.tree.map  # FedJAX calls it, and today's JAX has it no longer
+    jax.__dict__["tree_map"] = jax.tree.map  # FedJAX calls it, and today's JAX has it no longer
     fedjax.set_for_each_client_backend(args.setting.partition(",")[0])
     clients = child.read_clients(args.data)
     data = fedjax.InMemoryFederatedData(

@@ -698,8 +698,8 @@ def test_clusters_are_those_of_a_mixture_by_scikit_learn_and_move_by_their_means
     np.testing.assert_array_equal(cluster == cluster[0], kinds == kinds[0])
     means = [w + sent[cluster == k].mean(axis=0) for k in range(2)]
     np.testing.assert_allclose(models(shared), means, atol=1e-5)
-    radius = np.sqrt(mixture.covariances_.max())
-    overlap = 2 * normal.sf(np.linalg.norm(np.subtract(*mixture.means_)) / (2 * radius))
+    radius = np.sqrt(np.max(np.asarray(mixture.covariances_)))
+    overlap = 2 * normal.sf(np.linalg.norm(np.subtract(*np.asarray(mixture.means_))) / (2 * radius))
     assert shared.switch == int((1 - overlap) * 3)
     while state.round < shared.switch:
         state, _ = sim.round(state, hparams)

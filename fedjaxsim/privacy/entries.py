@@ -245,8 +245,9 @@ def round_up(value: float, digits: int = 5) -> float:
 
 def epsilon_text(value: float | None, digits: int = 5) -> str:
     """Format ε, rounded up to some significant digits; ∞ for None, which is no guarantee."""
-    infinite = value is None or math.isinf(value)
-    return "∞" if infinite else f"{round_up(value, digits):.{digits}g}"
+    if value is None or math.isinf(value):
+        return "∞"
+    return f"{round_up(value, digits):.{digits}g}"
 
 
 def check_delta(delta: float) -> None:

@@ -222,7 +222,7 @@ def test_derivatives_of_biases_in_bfloat16_are_summed_in_float32():
         lambda bias: layer.apply({"params": {"kernel": kernel, "bias": bias}}, x),
     ):
         assert jax.eval_shape(outputs, bias).dtype == jnp.bfloat16
-        slope = jax.grad(lambda bias, outputs=outputs: outputs(bias).sum())(bias)
+        slope = jax.grad(lambda bias, outputs=outputs: jnp.asarray(outputs(bias)).sum())(bias)
         np.testing.assert_array_equal(slope, [360, 360])
 
 
