@@ -77,8 +77,10 @@ def work(
     jaxpr, (_, message, metrics) = trace(row, INTEGER)
     zero_metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, wide_type(leaf)), metrics)
 
-    slots, client_bytes = cohort.ids.shape[0], bytes_of_work(jaxpr.jaxpr, row, message)
-    plan = plan.for_message(message).in_memory(slots, bytes_of((rows, store)), client_bytes)
+    slots, plan = cohort.ids.shape[0], plan.for_message(message)
+    if plan.asks_memory:
+        client_bytes = bytes_of_work(jaxpr.jaxpr, row, message)
+        plan = plan.in_memory(slots, bytes_of((rows, store)), client_bytes)
     message_shapes = message if mechanism.adds_chunks and plan.scans else None
 
     def add(accumulator, messages, mask, ids):

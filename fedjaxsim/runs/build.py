@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from fedjaxsim.audit.canaries import with_canaries
+from fedjaxsim.clock import Axis
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.tables.readers import DataSpec
@@ -80,6 +81,11 @@ class Experiment:
     def noise_multiplier(self) -> float:
         """The z of every round; for a schedule, the constant z with the same Σ 1/z²."""
         return equally_costly(np.asarray(self.hparams.get("noise_multiplier", 0.0)))
+
+    def per_round(self, axis: Axis) -> float:
+        """Return how far a round goes along the axis of a figure."""
+        sim, hparams = self.simulation, self.hparams
+        return axis.per_round(lambda: sim.bytes_sent(hparams), lambda: sim.round_work(hparams))
 
     def init(self) -> SimulationState:
         """Return the state before the first round."""

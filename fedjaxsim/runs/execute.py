@@ -198,12 +198,8 @@ def execute(stage: Stage, stop: Stop, output: RunOutput = USUAL_OUTPUT) -> Execu
                 z = experiment.noise_multiplier
                 noise = f"z = {number(z)}" if z else "no noise"
                 title = f"{experiment.title}, {simulation.num_clients} clients, {noise}"
-                per_round = output.axis.per_round(
-                    functools.partial(simulation.bytes_sent, hparams),
-                    functools.partial(simulation.round_work, hparams),
-                )
-                shown = strict(rows), title, experiment.metrics
-                picture = figures.run_figure(*shown, output.axis, per_round)
+                shown, axis = (strict(rows), title, experiment.metrics), output.axis
+                picture = figures.run_figure(*shown, axis, experiment.per_round(axis))
                 plots.save(picture, files.path / f"{CURVES}.{output.format}")
     summary |= {f"{phase}_seconds": value for phase, value in phase_times.seconds.items()}
     if files is not None:

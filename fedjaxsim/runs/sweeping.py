@@ -150,13 +150,7 @@ class Sweep:
             return
         from fedjaxsim.report import plots
 
-        per_round = {
-            str(run): self.axis.per_round(
-                functools.partial(of.simulation.bytes_sent, of.hparams),
-                functools.partial(of.simulation.round_work, of.hparams),
-            )
-            for run, of in experiments.items()
-        }
+        per_round = {str(run): of.per_round(self.axis) for run, of in experiments.items()}
         figures = default_figures(self.plan, runs, best.metric, self.axis, per_round)
         for picture, figure in figures.items():
             for ending in (".png", ".pdf"):

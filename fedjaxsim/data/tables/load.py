@@ -109,7 +109,6 @@ def populate(
     **of_partition: Any,
 ) -> Population:
     """Divide rows among clients, if they have none, and each client's into splits; see `load`."""
-    check_fractions(validation, test or 0.0)
     path = named.path or (named if named.is_user_code else None)
     if not source.has_clients:
         if partition is None and named.kind not in GENERATED:

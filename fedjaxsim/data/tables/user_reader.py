@@ -1,5 +1,6 @@
 """Rows of a user's own reader: whatever it returns is read as our readers read their files."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,8 +48,7 @@ def source_of_rows(rows: Any, name: str, roles: Mapping[str, Any]) -> Source:
     else:
         source = source_of_object(rows, name)
     public = (PUBLIC.format(name), *source.about.get("public", ()))
-    about = {**source.about, "public": public}
-    return Source(**{**vars(source), "about": about})
+    return dataclasses.replace(source, about={**source.about, "public": public})
 
 
 def source_of_object(rows: Any, name: str) -> Source:
