@@ -814,15 +814,17 @@ class Simulation(Fixed):
         """Predict rows, each by its client's model: a dict of (N, ...) in their source's order.
 
         That is the order of the data frame or file from which `population` was read, by default the
-        run's own. Its clients and columns are known by their names, and labels are not read. New
+        run's own. Its clients and columns are known by their names, and no model reads a label. New
         clients predict with the model that the run published, and all do if `model` is "published".
 
         Returns:
-          "client", its name; "row", the row's position in the source; "prediction", in a regression
-          a number in the units of the target as read, in a classification a class (its name, if it
-          has one; None or −1 where the model gives NaN), with its "probability", or after
-          `tasks.logistic` and `tasks.multilabel` the positive class's; "clipped", for
-          other rows than the run's, whether a feature was beyond its range and was clipped.
+          "client", its name; "row", the row's position in the source; "split", the run's, or "new"
+          for another population; "prediction", in a regression a number in the units of the target
+          as read, in a classification a class (its name, if it has one; None or −1 where the model
+          gives NaN), with its "probability", or after `tasks.logistic` and `tasks.multilabel` the
+          positive class's; "clipped", for other rows than the run's, whether a feature was beyond
+          its range and was clipped; "target", if rows have one, in the terms of "prediction": of
+          scaled rows the one that metrics read, clipped to its range.
 
         Raises:
           ValueError: a client is new and no model was published, columns differ, or the task says

@@ -27,9 +27,9 @@ def predict(
 ) -> Work:
     """Predict rows by the personal models of a run, in the order of the rows.
 
-    New rows need no target. Rows of a client that took no part are predicted by the model that the
-    run published, if it did. The probability is the predicted class's, but after
-    loss logistic the positive (second) class's.
+    Beside it stand the row's split, or new, and its target, which new rows need not have. Rows of a
+    client that took no part are predicted by the model that the run published, if it did. The
+    probability is the predicted class's, but after loss logistic the positive (second) class's.
 
     Args:
       directory: Directory of the run.

@@ -12,6 +12,7 @@ import numpy as np
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm
 from fedjaxsim.data.aligned import numbers_of
+from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
 from fedjaxsim.engine.program import ClientMetrics, Program
@@ -22,7 +23,7 @@ from fedjaxsim.engine.work import row_of
 from fedjaxsim.hyperparameters import Hyperparameters, client_values
 from fedjaxsim.keys import Stream
 from fedjaxsim.models.model import bind_weights
-from fedjaxsim.tasks.in_source import TaskInSource
+from fedjaxsim.tasks.in_source import TaskInSource, targets_of
 
 PyTree = Any
 _AT_ONCE = 2**26
@@ -145,8 +146,13 @@ def predictions_of(
         on_host(state), hparams, rows, fields, clients, size=size, strangers=strangers
     )
     row = np.arange(len(owners)) if population.source_row is None else population.source_row
-    table = {"client": population.names[owners], "row": row, **reported.predicted(outputs)}
+    split = [*SPLITS] if population is trained else ["new"] * len(SPLITS)
+    counts = population.counts.ravel()  # clients follow one another, each with its splits in order
+    split = np.repeat(np.tile(split, population.num_clients), counts)
+    table = {"client": population.names[owners], "row": row, "split": split}
+    table |= reported.predicted(outputs)
     table |= {} if clipped is None else {"clipped": clipped}
+    table |= targets_of(population)
     order = np.argsort(row, kind="stable")
     return {name: values[order] for name, values in table.items()}
 

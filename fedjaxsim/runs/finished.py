@@ -13,7 +13,7 @@ from fedjaxsim.data.source import listed
 from fedjaxsim.data.tables.images import read_new_images
 from fedjaxsim.data.tables.load import read
 from fedjaxsim.data.tables.readers import TABLES, DataSpec
-from fedjaxsim.data.tables.table import Roles, read_table, source_of
+from fedjaxsim.data.tables.table import Roles, read_table, source_of, table_of
 from fedjaxsim.data.tables.user_reader import is_frame, source_of_object
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.state import SimulationState
@@ -92,21 +92,24 @@ class FinishedRun:
         return self.sim.models(self.state, self.hparams)
 
     def predict(self, rows: Any = None, *, client: str | None = None) -> "pd.DataFrame":
-        """Predict rows, in their order; see `Simulation.predict`.
+        """Predict rows, in their order, with their split and target; see `Simulation.predict`.
 
-        Several targets have a column each, such as "prediction_pay".
+        Several targets have a column each, such as "prediction_pay". New rows of a table need no
+        target; if they have one it is "target" as read, which may be missing in some rows.
 
         Args:
-          rows: a population, a data frame, or data by name, such as "csv:new.csv"; they need no
-            target. By default the run's own rows.
+          rows: a population, a data frame, or data by name, such as "csv:new.csv"; by default the
+            run's own rows.
           client: the column with the client of each row, by default the run's. Rows without
             such a column are a new client's.
         """
-        population, clipped = self._population(rows, client)
+        population, clipped, targets = self._population(rows, client)
         predictions = self.sim.predict(self.state, self.hparams, population)
         if self.sim.task.targets is None:  # else rows have tokens, as many as they may be
             predictions = _by_target(predictions, self.sim.reported.y.names)
-        return frame_of(predictions | ({} if clipped is None else {"clipped": clipped}))
+        predictions |= {} if clipped is None else {"clipped": clipped}
+        predictions |= {} if targets is None else {"target": targets[predictions["row"]]}
+        return frame_of(predictions)
 
     def evaluate(
         self,
@@ -140,7 +143,7 @@ class FinishedRun:
         """
         population = rows
         if rows is not None and not isinstance(rows, Population):
-            population, _ = self._population(rows, client, labelled=True)
+            population, *_ = self._population(rows, client, labelled=True)
         return judged(self.sim, self.state, self.hparams, population, split=split, by=by)
 
     def coefficients(self) -> "pd.DataFrame":
@@ -159,14 +162,14 @@ class FinishedRun:
 
     def _population(
         self, rows: Any, client: str | None, *, labelled: bool = False
-    ) -> tuple[Population | None, np.ndarray | None]:
-        """Return rows to predict and, if preprocessing hides it, whether each row was clipped."""
+    ) -> tuple[Population | None, np.ndarray | None, np.ndarray | None]:
+        """Return rows to predict, whether each was clipped, if steps hide it, and raw targets."""
         if rows is None or isinstance(rows, Population):
-            return rows, None
-        population, clipped = self._read(rows, client, labelled), None
+            return rows, None, None
+        (population, targets), clipped = self._read(rows, client, labelled), None
         steps = self.config.get("preprocess", ())
         if not steps:
-            return population, None
+            return population, None, targets
         # Steps act on stored numbers, so new rows are first stored as the run's rows were.
         run_population = population_of(self.config.replace(preprocess=()))
         named, row_columns = run_population.columns.get("x"), population.columns.get("x")
@@ -187,10 +190,15 @@ class FinishedRun:
             population = population.with_field(
                 "x", lambda x, varying=varying: x[:, varying], chosen
             )
-        return population, clipped
+        return population, clipped, targets
 
-    def _read(self, rows: Any, client: str | None, labelled: bool) -> Population:
-        """Read a data frame, or data by name, with the roles of columns that the run's data had."""
+    def _read(
+        self, rows: Any, client: str | None, labelled: bool
+    ) -> tuple[Population, np.ndarray | None]:
+        """Read a data frame, or data by name, with the roles of columns that the run's data had.
+
+        Also returns the column of targets as it stands in a table, if it is not `labelled`.
+        """
         settings = self.config.arguments("data")
         spec = DataSpec(rows).require_known() if isinstance(rows, str) else DataSpec("")
         if spec.kind == "images" and not labelled:
@@ -199,7 +207,8 @@ class FinishedRun:
             if client is not None:
                 how["client"] = client
             trained = [*map(str, self.sim.population.names)]
-            return read_new_images(spec.path, trained, **how).to_predict(NEW).population(spec.path)
+            images = read_new_images(spec.path, trained, **how)
+            return images.to_predict(NEW).population(spec.path), None
         if spec and spec.kind not in TABLES:
             part, seed = part_of("data", spec.kind), self.config.data_seed
             how = settings if spec.kind == DataSpec(self.config.data).kind else {}
@@ -209,10 +218,10 @@ class FinishedRun:
             if client is not None and not has_columns:
                 raise ValueError(f"client names a column of a table, which {spec} is not")
             if spec.is_user_code and not has_columns:
-                return source_of_object(rows, spec).to_predict(NEW).population()
+                return source_of_object(rows, spec).to_predict(NEW).population(), None
             if not spec.is_user_code:
                 how = {**how, "seed": seed} | ({} if client is None else {"client": client})
-                return read(spec, how).to_predict(NEW).population(spec.path or None)
+                return read(spec, how).to_predict(NEW).population(spec.path or None), None
         named = {role: settings[role] for role in Roles._fields if settings.get(role)}
         roles = Roles(**{"client": None, **_roles_in(self.sim.population), **named})
         explicit, client = client is not None, roles.client if client is None else client
@@ -227,11 +236,14 @@ class FinishedRun:
             unread += _strange(self.sim.population, names, {client, roles.target})
         dropped = [name for name in unread if name in names and name != client]
         roles = roles._replace(client=client, split=None, time=None)
+        targets = None
         if not labelled:
+            if roles.target in names:
+                targets = table_of(table)[roles.target].to_numpy()
             roles = roles._replace(target=None, row_weights=None)
         encoded = [name for name in roles.one_hot if name in names]
         roles = roles._replace(drop=() if roles.x else dropped, one_hot=encoded)
-        return source_of(table, roles).to_predict(NEW).population(spec.path or None)
+        return source_of(table, roles).to_predict(NEW).population(spec.path or None), targets
 
 
 def _by_target(

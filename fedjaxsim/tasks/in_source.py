@@ -108,11 +108,7 @@ class TaskInSource:
     def predicted(self, outputs: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
         """Return what the task says of rows: numbers in the target's units, names of classes."""
         said = {name: np.asarray(value) for name, value in outputs.items()}
-        if self.y.scaled:
-            said["prediction"] = np.asarray(self.y.original(said["prediction"]), np.float32)
-        if self.classes is not None:
-            said["prediction"] = class_names(self.classes, said["prediction"])
-        return said
+        return said | {"prediction": _in_source(said["prediction"], self.y, self.classes)}
 
     # --- coefficients -----------------------------------------------------------------------------
 
@@ -164,6 +160,21 @@ class TaskInSource:
         if taken := {*table} & {*names}:
             raise ValueError(f"a column may not be called {min(taken)!r}: coefficients have it")
         return table | dict(zip(names, slopes.reshape(m * c, -1).T, strict=True))
+
+
+def targets_of(population: Population) -> dict[str, np.ndarray]:
+    """Return the targets of rows as "target", in the terms of their source; {} without targets."""
+    if "y" not in population.fields:
+        return {}
+    columns, classes = population.columns.get("y", _UNNAMED), population.categories.get("y")
+    return {"target": _in_source(population.fields["y"], columns, classes)}
+
+
+def _in_source(values: np.ndarray, columns: Columns, classes: Sequence[str] | None) -> np.ndarray:
+    """Return stored targets, or predictions of them, as numbers or names of their source."""
+    if columns.scaled:
+        values = np.asarray(columns.original(values), np.float32)
+    return values if classes is None else class_names(classes, values)
 
 
 def class_names(classes: Sequence[Any], numbers: np.ndarray) -> np.ndarray:

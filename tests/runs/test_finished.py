@@ -57,8 +57,15 @@ def test_a_run_is_an_object(run):
 
 def test_the_object_predicts_rows_in_their_order_and_units(run):
     frame, table = rows(), run.predict()
-    assert [*table] == ["client", "row", "prediction"]
+    assert [*table] == ["client", "row", "split", "prediction", "target"]
     assert [*table.client] == [*frame.who]
+    np.testing.assert_allclose(table.target, frame.y, rtol=1e-6)  # stored as float32
+    tested = table[table.split == "test"]
+    assert len(tested) == 24  # a fifth of each client's 40 rows; the rest trains
+    assert {*table.split} == {"train", "test"}
+    error = np.mean((tested.prediction - tested.target) ** 2)
+    variance = np.var(tested.target)
+    assert error / variance == pytest.approx(run.summary["test_nmse"], rel=1e-4)
     np.testing.assert_allclose(table.prediction, frame.y, atol=1.0)
     found = run.coefficients().set_index("client")
     np.testing.assert_allclose(found["x"], 3, atol=0.1)
@@ -102,8 +109,10 @@ def test_commands_write_what_the_object_says(finished, run, capsys):
     assert [*said.clipped] == [False, True, False]
     np.testing.assert_allclose(said.prediction, [88, 52, 61], atol=1.5)  # x = 20 counts as 9
     pd.testing.assert_frame_equal(said, run.predict(new))
-    again = run.predict(new.assign(y=0.0))  # a target is not read
+    again = run.predict(new.assign(y=[90.0, None, 130.0]))  # no model reads it, no range clips it
+    np.testing.assert_array_equal(again.pop("target"), [90, np.nan, 130])
     pd.testing.assert_frame_equal(said, again)
+    assert [*said.split] == ["new"] * 3
     assert main(["coefficients", "run", "--out", "table.csv"]) == 0
     written = pd.read_csv(finished / "table.csv")
     np.testing.assert_allclose(written["x"], run.coefficients()["x"])
@@ -145,9 +154,9 @@ def test_new_rows_have_the_units_of_the_run_before_they_are_preprocessed(tmp_pat
     of_run = fjs.data.scale(new, {"x": (0, 10), "z": (-1, 1)})
     run = finished_runs.FinishedRun(tmp_path)
     vars(run)["config"] = SimpleNamespace(get=lambda *_: ("unit-rows",), replace=lambda **_: None)
-    monkeypatch.setattr(run, "_read", lambda *_: new)
+    monkeypatch.setattr(run, "_read", lambda *_: (new, None))
     monkeypatch.setattr(finished_runs, "population_of", lambda _: of_run)
-    population, clipped = run._population("new", None)
+    population, clipped, _ = run._population("new", None)
     # Stored as (1, 1) and (−1, 1), of norm √2.
     assert population is not None
     assert clipped is not None
