@@ -1,6 +1,6 @@
 """Simulations that many tests share: a new one costs seconds to trace and to compile.
 
-A test takes one as a fixture of `tests/conftest.py`. All have five clients of unequal sizes, in
+A test takes one as a fixture of `support.session`. All have five clients of unequal sizes, in
 chunks of two: partial batches, padding, and an odd number to divide over devices. Hyperparameters,
 seeds, schedules and, by `with_population`, data of the same shapes compile nothing. A test that
 replaces a function of the package makes a simulation of its own.

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OF_ALL = ("tests/conftest.py", "pyproject.toml", "Makefile")
+OF_ALL = ("tests/conftest.py", "tests/support/session.py", "pyproject.toml", "Makefile")
 """Files that touch all tests."""
 
 
