@@ -1,5 +1,6 @@
 """Formats of the files of results: strict JSON, JSON lines, CSV, Parquet, TOML."""
 
+import contextlib
 import csv
 import io
 import json
@@ -137,10 +138,18 @@ def read_json(path: Path) -> Any:
 
 def parse_json(text: str | bytes, path: Path) -> Any:
     """Parse JSON text of a file; raise ValueError if it is damaged."""
-    try:
+    with intact(path):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+@contextlib.contextmanager
+def intact(path: Path, remedy: str = "") -> Iterator[None]:
+    """Raise a ValueError that a file is damaged if its content is not what is read from it."""
+    try:
+        yield
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is damaged: {reason}{remedy}") from error
 
 
 def tables_text(tables: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from fedjaxsim.divergence import Record
 from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
 from fedjaxsim.privacy.entries import epsilon_text
-from fedjaxsim.report.files import KINDS, csv_text, strict
+from fedjaxsim.report.files import KINDS, csv_text, intact, strict
 from fedjaxsim.report.labels import algorithm_title, key_label, value_label
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.remedies import list_worse
@@ -407,7 +407,7 @@ def _of_sweep(
     runs, _, report = read_runs(path)
     plan, compared_runs, choice = read_sweep(path / SWEEP), [], ""
     metric = _asked_of(runs, metric)
-    try:
+    with intact(path, f", so its results do not fit {SWEEP}"):
         worse = report["summary"].get("worse_than_constant", {})
         by_run = {run: stated for stated in report["guarantees"] for run in stated["runs"]}
         for run in runs:
@@ -436,8 +436,6 @@ def _of_sweep(
                 guarantee=check_guarantee(stated["guarantee"], path / REPORT),
                 draws=entries.read_draws(drawn), swept=plan.swept[index],
             ))  # fmt: skip
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: its results do not fit {SWEEP} ({error})") from error
     return metric, choice, compared_runs
 
 

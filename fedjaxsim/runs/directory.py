@@ -32,7 +32,14 @@ from fedjaxsim.factories import flag
 from fedjaxsim.metrics import METRICS as PACKAGE_METRICS
 from fedjaxsim.metrics import MetricRecords, metrics_from_tables
 from fedjaxsim.privacy import entries
-from fedjaxsim.report.files import make_directory, not_a_run, parse_json, read_json, write_tables
+from fedjaxsim.report.files import (
+    intact,
+    make_directory,
+    not_a_run,
+    parse_json,
+    read_json,
+    write_tables,
+)
 from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.public import PUBLIC
@@ -125,17 +132,15 @@ class RunDirectory:
         """Read the privacy report as an object."""
         from fedjaxsim.privacy.guarantee import Report  # a comparison needs no accountants
 
-        try:
-            return Report.from_json(self.guarantee())
-        except ValueError as error:
-            raise ValueError(f"{self.path / GUARANTEE} is damaged: {error}") from error
+        content = self.guarantee()
+        with intact(self.path / GUARANTEE):
+            return Report.from_json(content)
 
     def draws(self) -> tuple[entries.Drawn, ...]:
         """Read the rounds that the run drew from each key."""
-        try:
-            return entries.read_draws(self.guarantee()["draws"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{self.path / GUARANTEE} is damaged: it lacks draws") from error
+        content = self.guarantee()
+        with intact(self.path / GUARANTEE):
+            return entries.read_draws(content["draws"])
 
     def summary(self) -> Record:
         """Read the summary."""
@@ -199,12 +204,9 @@ def settings_of_system(config: Record) -> Record:
 
 def metrics_in(config: Record, path: Path) -> MetricRecords:
     """Return the records of a run's metrics; the package's for a run of an earlier version."""
-    try:
-        return metrics_from_tables(config["resolved"]["metrics"])
-    except (KeyError, TypeError):
-        return PACKAGE_METRICS
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    with intact(path):
+        stated = config.get("resolved", {}).get("metrics")
+        return PACKAGE_METRICS if stated is None else metrics_from_tables(stated)
 
 
 def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import Record
 from fedjaxsim.metrics import column_metric, primary_metric
-from fedjaxsim.report.files import KINDS, read_json
+from fedjaxsim.report.files import KINDS, intact, read_json
 from fedjaxsim.report.labels import data_name, short_name
 from fedjaxsim.runs.directory import CONFIG, SUMMARY, RunDirectory, metrics_in
 from fedjaxsim.runs.sweep_files import SWEEP
@@ -27,22 +27,22 @@ def results_in(root: Path) -> Iterator[Record]:
         kind = next((KINDS[name] for name in KINDS if name in files), None)
         if kind is not None:
             folders.clear()
-            yield {"run": _run, "sweep": _sweep, "tuning": _tuning}[kind](path)
+            row = {"path": str(path), "kind": kind}
+            try:
+                yield row | {"run": _run, "sweep": _sweep, "tuning": _tuning}[kind](path)
+            except ValueError as error:
+                yield row | {"rounds": "", "problem": str(error)}
 
 
 def _run(path: Path) -> Record:
     directory = RunDirectory(path)
-    try:
-        config = directory.config()
-        done = directory.summary() if (path / SUMMARY).is_file() else {}
-        records = metrics_in(config, path / CONFIG)
-    except ValueError as error:
-        return {"path": str(path), "kind": "run", "rounds": "", "problem": str(error)}
+    config = directory.config()
+    done = directory.summary() if (path / SUMMARY).is_file() else {}
+    records = metrics_in(config, path / CONFIG)
     planned = config.get("resolved", {}).get("rounds", config.get("rounds"))
     row = {
-        "path": str(path), "kind": "run", **config.get("known_as", {}),
-        "algorithm": short_name(config.get("algorithm", "")), "seed": config.get("seed"),
-        "data": data_name(config.get("data", "")),
+        **config.get("known_as", {}), "algorithm": short_name(config.get("algorithm", "")),
+        "seed": config.get("seed"), "data": data_name(config.get("data", "")),
     }  # fmt: skip
     if not done or done["interrupted"]:
         begun = done.get("rounds", directory.released())
@@ -54,29 +54,24 @@ def _run(path: Path) -> Record:
 
 
 def _tuning(path: Path) -> Record:
-    row = {"path": str(path), "kind": "tuning"}
-    try:
-        tuning, tuned = read_json(path / "path.json"), path / "tuned.toml"
+    tuning, tuned = read_json(path / "path.json"), path / "tuned.toml"
+    config = read_tables(tuned) if tuned.is_file() else {}
+    with intact(path):
         accepted = [step["value"] for step in tuning["steps"] if step["accepted"]]
-        row |= {
+        row = {
             "rounds": f"{len(tuning['steps']) - 1} of {tuning['asked']['steps']} steps",
             "tuned": tuning["asked"]["wrt"], "metric_name": tuning["metric"],
             "metric": accepted[-1],
         }  # fmt: skip
-        if tuned.is_file():
-            config = read_tables(tuned)
-            row |= {"algorithm": short_name(config["algorithm"]), "data": data_name(config["data"])}
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        return row | {"rounds": "", "problem": f"{path} is damaged: {error}"}
-    return row
+        if not config:
+            return row
+        algorithm, data = short_name(config["algorithm"]), data_name(config["data"])
+        return row | {"algorithm": algorithm, "data": data}
 
 
 def _sweep(path: Path) -> Record:
-    row = {"path": str(path), "kind": "sweep"}
-    try:
-        runs = read_tables(path / SWEEP).get("resolved", {}).get("runs", "")
-        report = path / "report.json"
-        summary = read_json(report)["summary"] if report.exists() else {}
-    except (ValueError, KeyError) as error:
-        return row | {"rounds": "", "problem": f"{path} is damaged: {error}"}
-    return row | {"rounds": f"{summary.get('finished', '?')} of {runs} runs"}
+    config, report = read_tables(path / SWEEP), path / "report.json"
+    content = read_json(report) if report.exists() else {"summary": {}}
+    with intact(path):
+        runs = config.get("resolved", {}).get("runs", "")
+        return {"rounds": f"{content['summary'].get('finished', '?')} of {runs} runs"}

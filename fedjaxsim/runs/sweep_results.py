@@ -29,7 +29,7 @@ from fedjaxsim import store
 from fedjaxsim.callbacks import fits
 from fedjaxsim.checks import SettingWarning
 from fedjaxsim.clock import ROUNDS, Axis
-from fedjaxsim.data.files import read_tables
+from fedjaxsim.data.files import read_tables, reading
 from fedjaxsim.divergence import Record, failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder, has_x64, require_x64
 from fedjaxsim.extras import importing
@@ -45,6 +45,7 @@ from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.privacy.events import ChecksSkipped, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.report.files import (
+    intact,
     make_directory,
     read_json,
     tables_text,
@@ -174,7 +175,7 @@ class SweepDirectory:
         if not path.exists():
             return {}
         content = read_json(path)
-        try:
+        with intact(path, ": restore it, or start anew"):
             accounts, digest = content["accounts"], content["digest"]
             if digest != settings_digest(accounts, content["runs"]):
                 raise ValueError("its digest does not fit")
@@ -185,8 +186,6 @@ class SweepDirectory:
                 )
                 for run, spends in content["runs"].items()
             }
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is damaged ({error}): restore it, or start anew") from error
 
     def _write_ledgers(self, ledgers: Mapping[int, Sequence[PrivacySpend]]) -> None:
         accounts: list[Record] = []
@@ -264,19 +263,13 @@ def read_results(path: Path) -> pa.Table:
     """Read the evaluations of finished runs, by run and round."""
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}: no run of it has ended")
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with intact(path, ": delete it, and its runs are computed again"):
+        with reading("Parquet file"), pq.ParquetFile(path, page_checksum_verification=True) as file:
             table, expected = file.read(use_threads=False), file.metadata.num_rows
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise _damaged(path, error) from error
-    # Checksums cover the data of a page, but not the header with its length.
-    if table.num_rows != expected:
-        raise _damaged(path, f"it must have {expected} rows, got {table.num_rows}")
+        # Checksums cover the data of a page, but not the header with its length.
+        if table.num_rows != expected:
+            raise ValueError(f"it must have {expected} rows, got {table.num_rows}")
     return table
-
-
-def _damaged(path: Path, why: object) -> ValueError:
-    return ValueError(f"{path} is damaged ({why}): delete it, and its runs are computed again")
 
 
 # --- the table of results -----------------------------------------------------------------------
