@@ -360,7 +360,9 @@ def expected_lengths(steps: np.ndarray, cohort: float) -> np.ndarray:
     """
     steps, drawn = np.sort(steps), max(1, round(cohort))
     longest = np.sum(steps * np.diff(np.linspace(0, 1, len(steps) + 1) ** drawn))
-    shorter = np.quantile(steps, 1 - np.arange(1, drawn) / drawn)
+    # Quantiles of sorted numbers: `np.quantile` of k of them takes the time of n·k.
+    ranks = (1 - np.arange(1, drawn) / drawn) * (len(steps) - 1)
+    shorter = np.interp(ranks, np.arange(len(steps)), steps)
     return np.maximum([longest, *shorter], 1e-9)
 
 

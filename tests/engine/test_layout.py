@@ -378,6 +378,28 @@ def test_lengths_of_a_cohort_are_those_of_draws():
     )
 
 
+def test_lengths_of_a_million_clients_are_quantiles_of_theirs():
+    # numpy's quantiles take the time of clients · cohort: 7 minutes of a million clients.
+    steps = np.arange(1.0, 10**6 + 1)
+    lengths = expected_lengths(steps, 10**6)
+    np.testing.assert_allclose(lengths[1:4], np.quantile(steps, 1 - np.arange(1, 4) / 10**6))
+    assert len(lengths) == 10**6
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_program_does_not_grow_with_the_number_of_clients(kind):
+    sizes = []
+    with planning_for(Backend(kind, 2**40)):
+        for places in (130, 1300):
+            sim = linear(places)
+            hparams, rows = read_by(sim, **VALUES).as_arrays(), sim.rows["train"]
+            state = jax.eval_shape(sim.program.init, jax.random.key(0), hparams)
+            closed = jax.make_jaxpr(sim.program.step)(state, hparams, rows)
+            constants = sum(np.size(constant) for constant in closed.consts)
+            sizes.append((sum(1 for _ in equations(closed.jaxpr)), constants))
+    assert sizes[0] == sizes[1]
+
+
 def test_all_clients_of_a_batch_take_the_steps_of_the_first():
     assert steps_of(np.full(5, 3.0), 2) == 15
     lengths = np.array([9.0, 5, 4, 3, 3, 2, 2, 1])
