@@ -1,7 +1,7 @@
 """`fedjaxsim audit`."""
 
 from fedjaxsim.cli.devices import LocalDevices
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Json, Quiet, Work
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.signals import end_on_signal
@@ -12,17 +12,14 @@ def audit(
     settings: RunConfig,
     canaries: Count = 100,
     runs: Count = 20,
-    json: bool = False,
-    quiet: bool = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> Work:
     """Attack simulations with canaries; the exit code is 1 if that refutes the reported ε.
 
     Args:
-      settings: The settings of each run.
       canaries: n, canaries added to the clients of each run.
       runs: Number of runs; time grows with it, and power with n times it.
-      json: Print JSON instead of text.
-      quiet: Print the result, warnings and errors only.
     """
     quiet = quiet or json
     LocalDevices().start(quiet=quiet)

@@ -1,7 +1,7 @@
 """`fedjaxsim bench`."""
 
 from fedjaxsim.cli.devices import LocalDevices
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Quiet, Work
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -15,17 +15,14 @@ def bench(
     settings: RunConfig,
     repeats: Count = 5,
     json: bool = False,
-    quiet: bool = False,
+    quiet: Quiet = False,
     devices: LocalDevices,
 ) -> Work:
     """Measure the speed and memory of a run.
 
     Args:
-      settings: The settings of the run.
       repeats: Measurements.
       json: Print JSON, with all numbers and the machine, instead of a table.
-      quiet: Print the result, warnings and errors only.
-      devices: Devices.
     """
     quiet = quiet or json
     devices.start(quiet=quiet, exact=True)
@@ -36,15 +33,14 @@ def bench(
 
     experiment = prepare_with_progress(settings, quiet=quiet)
 
-    def work() -> int:
+    def work() -> None:
         with doing(f"measuring {experiment.title}", quiet=quiet):
             measured = measure(experiment, repeats)
         if json:
             print_json({"machine": machine(), "settings": settings.settings(), **measured})
-            return 0
+            return
         speed = Spread(measured["rounds_per_second"], *measured["rounds_per_second_range"])
         row = [experiment.title, str(speed), *(number(measured[of]) for of in _MEDIANS)]
         print_rows(["run", "rounds/s", *_MEDIANS.values()], [row])
-        return 0
 
     return work

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Json, Work
 from fedjaxsim.runs.output import FigureAxis
 
 
@@ -14,7 +14,7 @@ def compare(
     all_runs: bool = False,
     figure: FigureAxis,
     out: Path | None = None,
-    json: bool = False,
+    json: Json = False,
 ) -> Work:
     """Compare finished runs, and settings over their seeds, in tables and in a figure.
 
@@ -23,10 +23,8 @@ def compare(
       metric: Metric by which they are compared, such as f1; by default the one that judges them.
       all_runs: Take all runs of a sweep, not only those with the best learning rates, or with the
         best values of its `best_over`.
-      figure: Axis of the curves.
       out: Figure of the runs (.png, .pdf or .svg), their tables for LaTeX (.tex), their summaries
         (.csv), or a page of all (.html), with pictures, clients, guarantees and settings.
-      json: Print JSON instead of a table.
     """
     from fedjaxsim import store
     from fedjaxsim.cli.printing import print_comparison, print_json
@@ -47,7 +45,7 @@ def compare(
         if out is not None:
             written = comparison.content(out, axis)
 
-    def work() -> int:
+    def work() -> None:
         if json:
             assumed = [run.guarantee["assumed"] for run in comparison.runs]
             shown = [
@@ -61,6 +59,5 @@ def compare(
         if out is not None:
             store.write(out, written)
             print(f"written to {out}", file=sys.stderr if json else sys.stdout)
-        return 0
 
     return work

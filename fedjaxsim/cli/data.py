@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from fedjaxsim.cli.flags import Work, reads_data_alone
+from fedjaxsim.cli.flags import Json, Work, reads_data_alone
 from fedjaxsim.cli.messages import in_flags, one_line
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.settings import RunConfig
@@ -15,7 +15,7 @@ def data(
     *,
     settings: RunConfig,
     out: Path | None = None,
-    json: bool = False,
+    json: Json = False,
 ) -> Work:
     """Show the clients of a run with their rows and labels, or keep them in a folder.
 
@@ -25,9 +25,7 @@ def data(
 
     Args:
       what: Action.
-      settings: The settings of the data.
       out: New folder to convert into.
-      json: Print JSON instead of text.
     """
     changed = settings.given()
     if other := sorted(changed.keys() - settings.data_settings()):
@@ -68,10 +66,10 @@ def data(
             raise
         description = {"refused": one_line(in_flags(error))}
 
-    def work() -> int:
+    def work() -> None:
         if json:
             print_json({"columns": columns or [], "refused": None} | description)
-            return 0
+            return
         if columns is not None:
             print(columns_in_words(columns))
         if "refused" in description:
@@ -81,6 +79,5 @@ def data(
             print(in_words(description))
         if what == "convert":
             print(f"written to {out}, for --data folder:{out}")
-        return 0
 
     return work

@@ -1,9 +1,9 @@
 """Commands as functions: their flags are read from signature and docstring, and from a line.
 
-A command is a function that checks all input and returns the work, `() -> exit code`. A positional
-argument of it stands for words without dashes, a keyword-only one for a flag; an argument that is a
-dataclass stands for the flags of its fields. `settings` stands for the settings of a run, which a
-TOML file may hold. Help imports no JAX.
+A command is a function that checks all input and returns the work. A positional argument of it
+stands for words without dashes, a keyword-only one for a flag; an argument that is a dataclass
+stands for the flags of its fields. `settings` stands for the settings of a run, which a TOML file
+may hold, and `axes` for settings of several runs, where a list is an axis. Help imports no JAX.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.factories import CommandLineText, Setting, flag, import_factory, settings_of
@@ -29,8 +29,15 @@ from fedjaxsim.runs.settings import (
 )
 from fedjaxsim.runs.sweep_files import SweepOptions
 
-Work = Callable[[], int]
+Work = Callable[[], int | None]
+"""The work of a command, which returns its exit code, or None for 0."""
 HELP = ("--help", "-h")
+
+# Flags of several commands; a docstring may say more.
+Directory = Annotated[Path, "Directory of the run."]
+Json = Annotated[bool, "Print JSON instead of text."]
+Overwrite = Annotated[bool, "Replace earlier results in the directory."]
+Quiet = Annotated[bool, "Print the result, warnings and errors only."]
 
 
 def reads_data_alone(function: Callable[..., Work]) -> Callable[..., Work]:
@@ -76,6 +83,11 @@ class Command(NamedTuple):
     def takes_axes(self) -> bool:
         """Return whether it takes the settings of several runs, in which lists are axes."""
         return "axes" in inspect.signature(self.function).parameters
+
+    @property
+    def of_runs(self) -> bool:
+        """Return whether it takes settings of runs."""
+        return self.takes_settings or self.takes_axes
 
     @property
     def takes_file(self) -> bool:

@@ -2,18 +2,17 @@
 
 from pathlib import Path
 
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Json, Work
 
 _HEADINGS = ("path", "kind", "algorithm", "data", "rounds", "metric", "ε", "tags")
 
 
-def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = False) -> Work:
+def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: Json = False) -> Work:
     """List the runs, sweeps and tunings in folders.
 
     Args:
       folders: Folders, by default runs.
       tag: List only runs with this tag.
-      json: Print JSON instead of a table.
     """
     from fedjaxsim.cli.messages import say
     from fedjaxsim.cli.printing import print_json, print_rows
@@ -29,10 +28,10 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
     if tag is not None:
         rows = [row for row in rows if tag in row.get("tags", ())]
 
-    def work() -> int:
+    def work() -> None:
         if json:
             print_json([dict.fromkeys(KEYS) | row for row in rows])
-            return 0
+            return
         lines = []
         for row in rows:
             name = row.get("name")
@@ -47,6 +46,5 @@ def ls(folders: tuple[Path, ...] = (), *, tag: str | None = None, json: bool = F
         print_rows(_HEADINGS, lines, left=4)
         for problem in filter(None, (row.get("problem") for row in rows)):
             say(f"warning: {problem}")
-        return 0
 
     return work

@@ -23,7 +23,6 @@ def plan(
     It reads the data; `--data random` gives any number of rows of any shape.
 
     Args:
-      settings: The settings of the run.
       device: Device to compile for, which need not be there; its compiler is an extra: cuda or tpu.
         By default this machine's.
       devices: Number of devices; by default all of this machine, or one of another kind.
@@ -43,11 +42,7 @@ def plan(
     with doing(f"compiling {experiment.title}", quiet=json):
         memory_plan = plan_memory(experiment, target)
 
-    def work() -> int:
-        print_json(memory_plan) if json else _print(experiment, memory_plan)
-        return 0
-
-    return work
+    return lambda: print_json(memory_plan) if json else _print(experiment, memory_plan)
 
 
 _WORDS = {

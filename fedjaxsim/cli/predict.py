@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedjaxsim.cli.devices import LocalDevices
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Directory, Quiet, Work
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,12 +18,12 @@ _SHOWN = 20
 
 
 def predict(
-    directory: Path,
+    directory: Directory,
     *,
     data: str | None = None,
     client: str | None = None,
     out: Path | None = None,
-    quiet: bool = False,
+    quiet: Quiet = False,
 ) -> Work:
     """Predict rows by the personal models of a run, in the order of the rows.
 
@@ -32,11 +32,9 @@ def predict(
     probability is the predicted class's, but after loss logistic the positive (second) class's.
 
     Args:
-      directory: Directory of the run.
       data: Source of new rows, as csv:new.csv; by default the run's own rows.
       client: Column with the client of each new row; by default the run's.
       out: Table of the predictions (.csv or .parquet); by default the first rows are printed.
-      quiet: Print errors only.
     """
     return _table_of(
         directory, lambda run: run.predict(data, client=client), "predicting", out, quiet=quiet
@@ -44,14 +42,14 @@ def predict(
 
 
 def evaluate(
-    directory: Path,
+    directory: Directory,
     *,
     data: str | None = None,
     client: str | None = None,
     split: Literal["train", "validation", "test"] = "test",
     by: str | None = None,
     out: Path | None = None,
-    quiet: bool = False,
+    quiet: Quiet = False,
 ) -> Work:
     """Judge a run's personal models and the published one on the same rows.
 
@@ -59,14 +57,12 @@ def evaluate(
     client who took no part is judged by the published model alone. No guarantee covers the numbers.
 
     Args:
-      directory: Directory of the run.
       data: Source of new rows with their targets, as csv:new.csv; by default the run's own rows.
       client: Column with the client of each new row; by default the run's.
       split: The run's own rows that are judged.
       by: class for precision and recall of each class, or a table (.csv or .parquet) of clients
         and their groups in its first two columns, for a line for each group.
       out: Table of the results (.csv or .parquet); by default the first rows are printed.
-      quiet: Print errors only.
     """
     groups = by if by in (None, "class") else _groups_in(Path(by))
 
@@ -77,11 +73,11 @@ def evaluate(
 
 
 def coefficients(
-    directory: Path,
+    directory: Directory,
     *,
     standard_errors: Literal["published", "personal"] | None = None,
     out: Path | None = None,
-    quiet: bool = False,
+    quiet: Quiet = False,
 ) -> Work:
     """Show the coefficients of a run's linear models, in the units of the table.
 
@@ -89,11 +85,9 @@ def coefficients(
     publishing them is another release.
 
     Args:
-      directory: Directory of the run.
       standard_errors: Show standard errors by source: sampling, noise and cohorts; of the published
         model, or of each client's. They are computed from private rows.
       out: Table of the coefficients (.csv or .parquet); by default the first rows are printed.
-      quiet: Print errors only.
     """
     return _table_of(
         directory,
@@ -124,11 +118,7 @@ def _table_of(
     with doing(f"reading {directory} and {doing_what}", quiet=quiet):
         table = make(load_run(directory))
 
-    def work() -> int:
-        _print(table, out, quiet=quiet)
-        return 0
-
-    return work
+    return lambda: _print(table, out, quiet=quiet)
 
 
 def _groups_in(path: Path) -> dict[str, str]:

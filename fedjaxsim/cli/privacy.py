@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedjaxsim import checks
 from fedjaxsim.checks import Name, SettingError
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Json, Work
 from fedjaxsim.extras import require
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import (
@@ -39,7 +39,7 @@ def privacy(
     noise_schedule: str | None = None,
     verify: bool = False,
     plot: Path | None = None,
-    json: bool = False,
+    json: Json = False,
 ) -> Work:
     """Compute the ε of a plan, or the noise, rounds or sampling rate that meets an ε.
 
@@ -68,7 +68,6 @@ def privacy(
       verify: Recompute ε with Google's dp_accounting and print both; they must agree to 1 %.
       plot: Figure (.png, .pdf or .svg) of ε against δ, and of trade-off curves: the least type
         II error of an attacker who tells two neighbouring runs apart, at each type I error.
-      json: Print JSON instead of text.
     """
     if plot is not None:
         from fedjaxsim.report.plots import check_path
@@ -124,7 +123,7 @@ def privacy(
         opinions = made.verify() if verify else ()
         picture = b"" if plot is None else _picture(made, plot)
 
-    def work() -> int:
+    def work() -> None:
         from fedjaxsim.cli.printing import print_json
 
         if json:
@@ -143,7 +142,6 @@ def privacy(
 
             store.write(plot, picture)
             print(f"written to {plot}", file=sys.stderr if json else sys.stdout)
-        return 0
 
     return work
 

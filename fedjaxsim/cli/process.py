@@ -50,7 +50,7 @@ def in_all_processes(prepare: Callable[[], Work], devices_wanted: int | None) ->
             raise
         return work
 
-    def done() -> int:
+    def done() -> int | None:
         code = work()
         processes.from_all("done")  # the first process writes for longer than the others
         return code

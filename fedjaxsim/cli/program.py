@@ -24,11 +24,10 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
-from fedjaxsim.factories import CommandLineText, flag, settings_of
+from fedjaxsim.factories import CommandLineText, Setting, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, is_user_code
 from fedjaxsim.runs.settings import (
     Layer,
-    RunConfig,
     readers,
     static_keys,
     table_of,
@@ -76,33 +75,72 @@ def parse(arguments: Sequence[str]) -> Call:
     there is noted.
     """
     command, words = _command(arguments), arguments[1:]
-    if command.takes_settings:
-        config, flags, other_words = _settings(command, words)
-        return Call(command, command.arguments(flags, other_words) | {"settings": config})
+    flags, other_words = split(words, command.flags | (static_keys() if command.of_runs else {}))
+    has_file = other_words and (command.takes_axes or command.takes_file)
+    path = Path(other_words[0]) if has_file else None
+    file, parts, keys = SweepFile(), dict[str, list[str]](), dict[str, Setting]()
+    if command.of_runs:
+        if path is not None:
+            file = read_file(path) if command.takes_axes else SweepFile(read_raw(path))
+        parts = {role: _names(flags.get(role)) or file.parts(role) for role in ROLES}
+        parts = {role: names for role, names in parts.items() if names}
+        _start_for_user_code(parts, flags)
+        keys = file.settings_of_runs(parts)
+        keys |= settings_of(SweepOptions) if command.takes_axes else {}
+        flags, other_words = split(words, keys | command.flags)  # now with those of the parts
+    own_flags = {name: value for name, value in flags.items() if name in command.flags}
+    asked = {name: value for name, value in flags.items() if name not in own_flags}
+    for name in asked.keys() - keys.keys():
+        first = {role: names[0] for role, names in parts.items()}
+        _refuse(name, command, keys, {**file.base, **first})
+    of_runs: dict[str, Any] = {}
     if command.takes_axes:
-        axes, flags, other_words = _axes(command, words)
-        return Call(command, command.arguments(flags, other_words) | {"axes": axes})
-    flags, other_words = split(words, command.flags)
-    for name in flags.keys() - command.flags:
-        _refuse_flag_of_others(name, command)
-        if name in static_keys() or name in readers():
-            of_run = f"{flag(name)} is a setting of the run, which {command.name}"
-            if command.name == "resume":
-                raise ValueError(f"{of_run} keeps: run --from DIR goes on with another")
-            raise ValueError(f"{of_run} does not change")
-        reason = unknown(name, command.flags, "flag")
-        raise ValueError(f"{reason}; see fedjaxsim {command.name} --help")
-    return Call(command, command.arguments(flags, other_words))
+        of_runs = {"axes": {name: _axis(keys[name], value) for name, value in asked.items()}}
+    elif command.takes_settings:
+        earlier = Path(own_flags["from"]) if "from" in own_flags else None
+        ignored = dict.fromkeys((*command.ignored, *OUTPUT), f"has no effect on {command.name}")
+        config = layered_config(asked, Layer(file.base, path, "noted"), earlier, ignored)
+        of_runs, other_words = {"settings": config}, other_words[path is not None :]
+    return Call(command, command.arguments(own_flags, other_words) | of_runs)
 
 
-def _refuse_flag_of_others(name: str, command: Command) -> None:
-    """Refuse a flag that other commands have, and that is no setting of runs."""
+def _names(parts: Any) -> list[str]:
+    """Return the names in a flag of parts; none without its value."""
+    return parts.split(",") if isinstance(parts, str) else []
+
+
+def _axis(setting: Setting, value: Any) -> Any:
+    """Convert a value, or the list of values of an axis."""
+    if setting.item is None and isinstance(value, str) and "," in value:
+        return [setting.convert(CommandLineText(word.strip())) for word in value.split(",")]
+    return setting.convert(value)
+
+
+def _refuse(
+    name: str, command: Command, keys: Mapping[str, Setting], settings: Mapping[str, Any]
+) -> None:
+    """Refuse a flag that a command lacks, unless its runs do: `layered_config` says why."""
+    is_setting = name in static_keys() or name in readers()
     commands = [
         other for other, path in COMMANDS.items() if name in Command.find(other, path).flags
     ]
-    if commands and name not in static_keys() and name not in readers():
+    if command.takes_settings and (is_setting or name in OUTPUT or name in command.ignored):
+        return
+    if commands and not is_setting:
         others = " and ".join(commands) if len(commands) < _MANY else "other commands"
         raise ValueError(f"--{flag(name)} is a flag of {others}, not of {command.name}")
+    if command.takes_axes:
+        [why] = unread([name], table_of(settings), [*keys, *command.flags])
+        raise ValueError(f"no run reads what is set: {why}")
+    if command.takes_settings:
+        raise ValueError(unknown(name, [*static_keys(), *readers(), *command.flags]))
+    if is_setting:
+        of_run = f"{flag(name)} is a setting of the run, which {command.name}"
+        if command.name == "resume":
+            raise ValueError(f"{of_run} keeps: run --from DIR goes on with another")
+        raise ValueError(f"{of_run} does not change")
+    reason = unknown(name, command.flags, "flag")
+    raise ValueError(f"{reason}; see fedjaxsim {command.name} --help")
 
 
 def _command(arguments: Sequence[str]) -> Command:
@@ -113,62 +151,6 @@ def _command(arguments: Sequence[str]) -> Command:
     if name not in COMMANDS:
         raise ValueError(f"{unknown(name, COMMANDS, 'command')}; see fedjaxsim --help")
     return Command.find(name, COMMANDS[name])
-
-
-def _settings(
-    command: Command, words: Sequence[str]
-) -> tuple[RunConfig, dict[str, Any], list[str]]:
-    """Return the settings of a run in a command line, its other flags, and its other words."""
-    flags, other_words = split(words, static_keys() | command.flags)
-    path = Path(other_words[0]) if other_words and command.takes_file else None
-    raw = {} if path is None else read_raw(path)
-    settings = raw | flags
-    _start_for_user_code({role: [str(settings[role])] for role in ROLES if role in settings}, flags)
-    flags, other_words = split(words, table_of(settings).keys | command.flags)
-    own_flags = {name: value for name, value in flags.items() if name in command.flags}
-    asked = {name: value for name, value in flags.items() if name not in own_flags}
-    for name in asked.keys() - table_of(settings).keys - readers().keys():
-        if name not in OUTPUT and name not in command.ignored:
-            _refuse_flag_of_others(name, command)
-            raise ValueError(unknown(name, [*static_keys(), *readers(), *command.flags]))
-    earlier = Path(own_flags["from"]) if "from" in own_flags else None
-    ignored = dict.fromkeys((*command.ignored, *OUTPUT), f"has no effect on {command.name}")
-    config = layered_config(asked, Layer(raw, path, "noted"), earlier, ignored)
-    return config, own_flags, other_words[path is not None :]
-
-
-def _axes(
-    command: Command, words: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return the settings of runs in a command line, lists for axes; its other flags and words."""
-    flags, other_words = split(words, static_keys() | command.flags)
-    file = read_file(Path(other_words[0])) if other_words else SweepFile()
-    parts = {
-        role: flags[role].split(",") if isinstance(flags.get(role), str) else file.parts(role)
-        for role in ROLES
-    }
-    parts = {role: names for role, names in parts.items() if names}
-    _start_for_user_code(parts, flags)
-    keys = file.settings_of_runs(parts) | settings_of(SweepOptions)
-    flags, other_words = split(words, keys | command.flags)
-    own_flags = {name: value for name, value in flags.items() if name in command.flags}
-    axes = {}
-    for name, value in flags.items():
-        if name in own_flags:
-            continue
-        if name not in keys:
-            _refuse_flag_of_others(name, command)
-            first = {role: names[0] for role, names in parts.items()}
-            left = unread([name], table_of({**file.base, **first}), [*keys, *command.flags])
-            raise ValueError(f"no run reads what is set: {left[0]}")
-        setting = keys[name]
-        is_axis = isinstance(value, str) and setting.item is None and "," in value
-        words_ = (
-            [CommandLineText(word.strip()) for word in value.split(",")] if is_axis else [value]
-        )
-        converted = [setting.convert(word) for word in words_]
-        axes[name] = converted if is_axis else converted[0]
-    return axes, own_flags, other_words
 
 
 def _start_for_user_code(parts: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
@@ -249,7 +231,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             return refuse(error)
         code = work()
         print(end="", flush=True)
-        return code
+        return code or 0
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
@@ -284,4 +266,4 @@ def _prepare(arguments: Sequence[str]) -> Work:
         for note in getattr(call.arguments.get("settings"), "notes", ()):
             say(f"warning: {one_line(note)}")
         return work
-    return lambda: 0
+    return lambda: None

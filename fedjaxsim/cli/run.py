@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from fedjaxsim.cli.devices import Devices, LocalDevices
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Directory, Overwrite, Work
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.settings import RunConfig
@@ -14,7 +14,7 @@ def run(
     *,
     settings: RunConfig,
     out: Path | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     from_: Path | None = None,
     seeds: Count | None = None,
     name: str | None = None,
@@ -25,15 +25,11 @@ def run(
     """Run one federated simulation.
 
     Args:
-      settings: The settings of the run.
       out: Directory for the results; the same command goes on there, or shows them.
-      overwrite: Replace the run in the directory.
       from_: Start from the state of the run in this directory, on its data, settings and charges.
       seeds: Runs with seeds from --seed on, each in a directory in --out; then their mean.
       name: Name of the run in tables, in place of its directory's.
       tags: Words by which `fedjaxsim ls` finds it.
-      output: Report, progress and checkpoints.
-      devices: Devices.
     """
     labels = ({} if name is None else {"name": name}) | ({"tags": list(tags)} if tags else {})
     output.validate(out, overwrite=overwrite, name=name, tags=tags)
@@ -67,8 +63,6 @@ def resume(
     Args:
       directory: Directory of the run; its config.toml holds the settings.
       rounds: Total rounds, finished ones included; rounds beyond the plan spend more epsilon.
-      output: Report, progress and checkpoints.
-      devices: Devices.
     """
     output.validate(directory)
     devices.start(quiet=output.quiet)
@@ -78,11 +72,10 @@ def resume(
     return in_all_processes(lambda: resume_work(directory, rounds, output), devices.count)
 
 
-def export(directory: Path, *, out: Path | None = None) -> Work:
+def export(directory: Directory, *, out: Path | None = None) -> Work:
     """Write the part of a run that its guarantee covers: what may be handed on.
 
     Args:
-      directory: Directory of the run.
       out: Directory of that part; by default public in the run's.
     """
     LocalDevices("1").start()
@@ -98,10 +91,9 @@ def export(directory: Path, *, out: Path | None = None) -> Work:
     with doing(f"reading {directory}"):
         state, report = exportable(directory)
 
-    def work() -> int:
+    def work() -> None:
         publish(RunDirectory(directory), to, state, report)
         print_guarantee(report, to / GUARANTEE, explain=False)
         print(f"{to} may be handed on; all else in {directory} is private")
-        return 0
 
     return work

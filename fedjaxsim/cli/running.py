@@ -85,7 +85,7 @@ def seeds_work(
     how: dict[str, Any] = {"overwrite": overwrite, "labels": labels}
     begin = run_work(first, path, None, output, **how)
 
-    def work() -> int:
+    def work() -> int | None:
         code = begin()
         for path, run in later:
             code = code or run_work(run, path, None, output, **how)()
@@ -96,14 +96,13 @@ def seeds_work(
     return work
 
 
-def _show(directory: RunDirectory, output: RunOutput) -> int:
+def _show(directory: RunDirectory, output: RunOutput) -> None:
     """Print the results of a finished run again."""
     run = read_run(directory.path.name, directory)
     print_table([{"run": run.name, **run.summary}], metrics=run.metrics)
     print_guarantee(directory.report(), directory.path / GUARANTEE, explain=output.explain)
     done = f"the run in {directory.path} is finished"
     print(f"{done}: resume --rounds N extends it, and --overwrite runs it again")
-    return 0
 
 
 def _begin(stage: Stage, output: RunOutput) -> int:

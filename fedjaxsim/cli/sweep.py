@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjaxsim import checks
 from fedjaxsim.cli.devices import LocalDevices
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Overwrite, Quiet, Work
 from fedjaxsim.factories import Count
 from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.runs.output import FigureAxis
@@ -24,11 +24,11 @@ def sweep(
     axes: Mapping[str, Any],
     out: Path,
     seeds: Count | None = None,
-    overwrite: bool = False,
+    overwrite: Overwrite = False,
     select_privately: str | None = None,
     score_noise: float | None = None,
     score_largest: float = 1.0,
-    quiet: bool = False,
+    quiet: Quiet = False,
     checkpoint_every: Count | None = None,
     devices: LocalDevices,
     figure: FigureAxis,
@@ -40,18 +40,13 @@ def sweep(
 
     Args:
       config: Settings of a run and, in tables [sweep], the values to combine; flags win over it.
-      axes: Settings in flags.
       out: Directory of the results; an interrupted sweep resumes in it.
       seeds: Seeds of each setting, from --seed on.
-      overwrite: Replace the results in the directory.
       select_privately: Publish the best of a random number of runs: geometric:10 are 10 on average,
         with one ε for all of it (zero-out).
       score_noise: z of the noise on the validation metric by which it is selected.
       score_largest: Public bound to which clients' metrics are clipped for that.
-      quiet: Print the result, warnings and errors only.
       checkpoint_every: Rounds between checkpoints, as for `run`.
-      devices: Devices.
-      figure: Axis of the curves.
     """
     chooses = select_privately is not None
     if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
@@ -85,8 +80,8 @@ def demo(
     out: Path = Path("runs/demo"),
     seed: int = 0,
     seeds: Count = 3,
-    overwrite: bool = False,
-    quiet: bool = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
 ) -> Work:
     """Compare Ditto, PMTL, FedAvg and Local on digits over 100 clients, private and not.
 
@@ -94,8 +89,6 @@ def demo(
       out: Directory of the results; an interrupted demo resumes in it.
       seed: First seed; the others follow it.
       seeds: Seeds per method, each with another partition, other test rows and other noise.
-      overwrite: Replace the results in the directory.
-      quiet: Print the result, warnings and errors only.
     """
     LocalDevices().start(quiet=quiet)
     from fedjaxsim.report.progress import doing

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fedjaxsim.cli.devices import LocalDevices
-from fedjaxsim.cli.flags import Work
+from fedjaxsim.cli.flags import Overwrite, Quiet, Work
 from fedjaxsim.factories import Count
 from fedjaxsim.runs.settings import RunConfig
 
@@ -36,8 +36,8 @@ def tune(
     *,
     settings: RunConfig,
     out: Path,
-    overwrite: bool = False,
-    quiet: bool = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
     options: TuneOptions,
 ) -> Work:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
@@ -48,11 +48,7 @@ def tune(
     on other data if --data names them.
 
     Args:
-      settings: The settings of the run.
       out: Directory for the results; the same command goes on there.
-      overwrite: Replace the tuning in the directory.
-      quiet: Print the result, warnings and errors only.
-      options: What is tuned, and how.
     """
     LocalDevices().start(quiet=quiet)
     from fedjaxsim.cli.messages import say
