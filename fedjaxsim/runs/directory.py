@@ -246,8 +246,17 @@ def check_guarantee(report: Any, path: Path) -> Record:
     return report
 
 
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Name the settings that differ, as in `lam 0.1 there and 0.3 here`; "" if none does."""
+OTHER_DATA = "on other data"
+OTHER_VERSION = "of the same settings, but combined otherwise or by another version"
+
+
+def other_results(
+    path: Path, kind: str, theirs: Record, ours: Record, otherwise: str = OTHER_VERSION
+) -> ValueError:
+    """Return the error about a folder with other results than asked, which cannot go on.
+
+    It names the settings that differ, as in `lam 0.1 there and 0.3 here`; else it says `otherwise`.
+    """
 
     def text(settings: Mapping[str, Any], name: str) -> str:
         value = settings.get(name)
@@ -260,7 +269,10 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     ]
     if more := len(other) - len(parts):
         parts.append(f"and {more} other{'s' if more > 1 else ''}")
-    return ", ".join(parts)
+    what = f"with other settings ({', '.join(parts)})" if parts else otherwise
+    return ValueError(
+        f"{path} already holds a {kind} {what}: choose another directory or say --overwrite"
+    )
 
 
 def settings_digest(*settings: Any) -> str:

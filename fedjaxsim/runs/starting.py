@@ -17,8 +17,8 @@ from fedjaxsim.runs.build import Experiment, check_user_code, prepare_with_progr
 from fedjaxsim.runs.directory import (
     CONFIG,
     RunDirectory,
-    differences,
     fingerprint_of,
+    other_results,
     settings_digest,
 )
 from fedjaxsim.runs.execute import (
@@ -106,11 +106,8 @@ def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
         ours["seed"] = theirs["seed"]
     theirs["from"] = stages[-1]["directory"] if stages else None
     ours["from"] = None if start is None else str(start)
-    if other := differences(theirs, ours):
-        raise ValueError(
-            f"{out} already holds a run with other settings ({other}): choose another directory or "
-            "say --overwrite"
-        )
+    if theirs != ours:
+        raise other_results(out, "run", theirs, ours)
 
 
 def prepare_resume(

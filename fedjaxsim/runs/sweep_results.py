@@ -76,7 +76,7 @@ from fedjaxsim.report.results import (
 )
 from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, versions
-from fedjaxsim.runs.directory import differences, settings_digest
+from fedjaxsim.runs.directory import OTHER_DATA, other_results, settings_digest
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.runs.settings_files import RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP, SweepOptions
@@ -99,8 +99,6 @@ LEDGERS = "ledgers.json"
 SEARCH = "search"
 REPORT = "report.json"
 
-_ELSEWHERE = "choose another directory or say --overwrite"
-_SAME = "the same values, otherwise combined or of another version"
 _NO_LEDGER = "the sweep kept no ledger of this run: compute it again with --overwrite"
 SELECTION = (
     "Each guarantee is for one run alone. Choosing the best of a sweep by metrics of private "
@@ -138,7 +136,7 @@ class SweepDirectory:
         names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
         if not overwrite:
-            check_same(path, sweep)
+            check_same(path, sweep, data)
         resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs), "x64": has_x64()}
         resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
         asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
@@ -232,20 +230,18 @@ class SweepDirectory:
         return last
 
 
-def check_same(path: Path, sweep: SweepRuns) -> None:
-    """Check that a directory holds no other sweep: the same one goes on."""
+def check_same(path: Path, sweep: SweepRuns, data: str | None = None) -> None:
+    """Check that a directory holds no other sweep, or one on other data: the same one goes on."""
     if not (path / SWEEP).is_file():
         return
-    try:
-        earlier = read_tables(path / SWEEP)
-        resolved, theirs = dict(earlier["resolved"]), _settings_and_axes(earlier)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds a damaged {SWEEP}: {_ELSEWHERE}") from error
-    if resolved.get("fingerprint") != sweep.fingerprint:
-        ours = _settings_and_axes(tomllib.loads(tables_text(sweep.settings())))
-        other = differences(theirs, ours) or _SAME
-        raise ValueError(f"{path} holds another sweep ({other}): {_ELSEWHERE}")
-    require_x64(resolved.get("x64"), path)
+    earlier, asked = read_tables(path / SWEEP), tomllib.loads(tables_text(sweep.settings()))
+    with intact(path / SWEEP, ": choose another directory or say --overwrite"):
+        made, theirs = dict(earlier["resolved"]), _settings_and_axes(earlier)
+    if made.get("fingerprint") != sweep.fingerprint:
+        raise other_results(path, "sweep", theirs, _settings_and_axes(asked))
+    if data is not None and made.get("data_fingerprint", data) != data:
+        raise other_results(path, "sweep", {}, {}, OTHER_DATA)
+    require_x64(made.get("x64"), path)
 
 
 def _settings_and_axes(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,19 @@ import numpy as np
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.checkpoint import has_x64, require_x64
 from fedjaxsim.privacy.assumptions import SHARED_SEED
-from fedjaxsim.report.files import check_place, make_directory, read_json, write_json, write_tables
+from fedjaxsim.report.files import (
+    check_place,
+    intact,
+    make_directory,
+    read_json,
+    strict,
+    write_json,
+    write_tables,
+)
 from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_user_code, draws_of, versions
-from fedjaxsim.runs.directory import fingerprint_of, settings_digest
+from fedjaxsim.runs.directory import OTHER_DATA, fingerprint_of, other_results
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.tuning.descent import (
@@ -152,9 +160,19 @@ def prepare_tuning(
 
     `asked` has wrt, seeds, steps and metric.
     """
-    if (path / PATH_JSON).is_file() and not overwrite:
-        require_x64(read_json(path / PATH_JSON).get("x64"), path)
     check_place(path, "tuning")
+    is_there = (path / PATH_JSON).is_file() and not overwrite
+    saved, measured = _read_saved(path) if is_there else ({}, [])
+    seed = saved.get("settings", {}).get("seed")
+    if config.has_secret_seed and isinstance(seed, str):  # drawn for this command
+        config = config.replace(seed=seed)
+    ours: Record = strict({"settings": config.settings(), "asked": asked})
+    theirs = {name: saved.get(name, {}) for name in ours}
+    if is_there and theirs != ours:
+        raise other_results(
+            path, "tuning", *(both["settings"] | both["asked"] for both in (theirs, ours))
+        )
+    require_x64(saved.get("x64"), path)
     names = _names(asked["wrt"], config)
     setup = set_up(config, clips="clip" in names)
     start, bounds = dict[str, Any](), dict[str, tuple[float, float]]()
@@ -179,17 +197,19 @@ def prepare_tuning(
     )
     data = [fingerprint_of(sim.population) for sim in (simulation, final.simulation)]
     record: Record = {
-        "fingerprint": settings_digest([config.settings(), asked], data),
+        **ours,
+        "data_fingerprint": data,
         "statement": setup.statement,
         "shared_seed": SHARED_SEED,
-        "asked": asked,
         "x64": has_x64(),
         "versions": versions(),
         "draws": [draws_of(key, config.rounds)._asdict() for key in (*keys, *fresh)],
         "metric": metric,
         "runs_per_step": measure.runs,
     }
-    measured = _opened(path, record["fingerprint"], overwrite=overwrite)
+    if saved and saved["data_fingerprint"] != data:
+        raise other_results(path, "tuning", {}, {}, OTHER_DATA)
+    make_directory(path, (PATH_JSON, TUNED) if overwrite else (), "tuning", overwrite=overwrite)
     return Tuning(
         path,
         setup,
@@ -219,22 +239,14 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     return names
 
 
-def _opened(path: Path, fingerprint: str, *, overwrite: bool) -> list[tuple[Point, ObjectiveValue]]:
-    """Make the directory, or open one of the same tuning; return the points that it measured.
-
-    With `overwrite`, the files of the tuning that the directory holds are removed.
-    """
-    make_directory(path, (), "tuning", overwrite=False)
-    if (path / PATH_JSON).is_file() and not overwrite:
-        saved = read_json(path / PATH_JSON)
-        if saved.get("fingerprint") == fingerprint:
-            return [
-                (step["point"], ObjectiveValue(_array(step["values"]),
-                 {name: _array(values) for name, values in step["slopes"].items()}))
-                for step in saved["steps"]
-            ]  # fmt: skip
-    make_directory(path, (PATH_JSON, TUNED), "tuning", overwrite=overwrite)
-    return []
+def _read_saved(path: Path) -> tuple[Record, list[tuple[Point, ObjectiveValue]]]:
+    """Return the content of `path.json`, and the points that it has."""
+    saved, measured = read_json(path / PATH_JSON), []
+    with intact(path / PATH_JSON):
+        for step in saved["steps"]:
+            slopes = {name: _array(values) for name, values in step["slopes"].items()}
+            measured.append((step["point"], ObjectiveValue(_array(step["values"]), slopes)))
+    return saved, measured
 
 
 def _array(values: Any) -> np.ndarray:

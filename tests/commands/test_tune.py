@@ -182,7 +182,10 @@ def test_the_function_refuses_what_the_command_refuses(tmp_path):
 def test_another_tuning_is_not_overwritten(finished, capsys):
     folder, _ = finished
     assert main([*SMALL, *PRIVATE, "--seed", "9", "--out", str(folder)]) == 2
-    assert "already holds a tuning (path.json, " in capsys.readouterr().err
+    assert (
+        "already holds a tuning with other settings (seed 0 there and 9 here)"
+        in capsys.readouterr().err
+    )
     with jax.enable_x64(True):
         assert main([*SMALL, *PRIVATE, "--out", str(folder)]) == 2
     assert "set the environment variable JAX_ENABLE_X64=0 to go on" in capsys.readouterr().err

@@ -93,6 +93,9 @@ def test_the_demo_leaves_a_table_and_curves(tmp_path, capsys):
     assert np.isfinite([run.rows[-1]["test_accuracy"] for run in runs]).all()
     assert (out / "envelopes.png").stat().st_size < 150_000
     assert main(["demo", "--out", str(out), "--seed", "4"]) == 2
-    assert "holds another sweep" in capsys.readouterr().err
+    assert (
+        "already holds a sweep with other settings (seed 3,4 there and 4,5,6 here)"
+        in capsys.readouterr().err
+    )
     assert main(["demo", "--out", str(out), "--seeds", "0"]) == 2
     assert "seeds must be at least 1" in capsys.readouterr().err

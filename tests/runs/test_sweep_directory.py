@@ -2,6 +2,7 @@ import contextlib
 import math
 import shutil
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedjaxsim.privacy.events import Gaussian, PrivacySpend
 from fedjaxsim.privacy.samplers import full_participation
 from fedjaxsim.runs import selecting, sweeping
 from fedjaxsim.runs.build import versions
-from fedjaxsim.runs.directory import differences
+from fedjaxsim.runs.directory import OTHER_DATA, other_results
 from fedjaxsim.runs.selecting import prepare_selection
 from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, expand_sweep, read_sweep
@@ -154,7 +155,7 @@ def test_another_sweep_is_refused(tmp_path):
     add(directory(tmp_path), *rows_of(2))
     (tmp_path / "trade_off.png").write_bytes(b"")
     other = expand_sweep({"rounds": 20}, TABLES)
-    with pytest.raises(ValueError, match=r"another sweep.*--overwrite"):
+    with pytest.raises(ValueError, match=r"sweep with other settings .*--overwrite"):
         directory(tmp_path, other)
     with jax.enable_x64(True), pytest.raises(ValueError, match="made with JAX_ENABLE_X64=0, and"):
         directory(tmp_path)
@@ -278,19 +279,33 @@ def test_another_sweep_is_refused_before_its_runs_are_checked(tmp_path, monkeypa
     directory(tmp_path)
     other = expand_sweep({"seed": 1}, [{**TABLES[0], "lam": (0.1,)}, *TABLES[1:]])
     monkeypatch.setattr(sweeping, "families_of", None)
-    said = r"another sweep \(seed not given there and 1 here, lam 0.1,0.3 there and 0.1 here, "
-    with pytest.raises(ValueError, match=said + r"rounds 10 there and not given here\)"):
+    said = r"with other settings \(seed not given there and 1 here, lam 0.1,0.3 there and 0.1 "
+    with pytest.raises(ValueError, match=said + r"here, rounds 10 there and not given here\)"):
         prepare_sweep(other, tmp_path)
     reversed_keys = [dict([*table.items()][::-1]) for table in TABLES]
-    with pytest.raises(ValueError, match=r"\(the same values, otherwise combined"):
+    with pytest.raises(ValueError, match="of the same settings, but combined otherwise"):
         prepare_sweep(expand_sweep({"rounds": 10}, reversed_keys), tmp_path)
 
 
-def test_a_count_of_one_is_singular():
+def test_other_results_are_told_by_what_differs():
     settings = dict.fromkeys("abcde", 1)
-    assert differences({}, {**settings, "e": None}).endswith(" here, and 1 other")
-    assert differences({}, settings).endswith("c not given there and 1 here, and 2 others")
-    assert differences(settings, settings) == ""
+    for ours, told in (
+        ({**settings, "e": None}, "b not given there and 1 here, c not given there and 1 here, "
+         "and 1 other)"),
+        (settings, "c not given there and 1 here, and 2 others)"),
+        ({}, f"already holds a sweep {OTHER_DATA}"),
+    ):  # fmt: skip
+        error = other_results(Path("runs/a"), "sweep", {}, ours, OTHER_DATA)
+        assert f"{told}: choose another directory" in str(error)
+
+
+def test_a_sweep_does_not_go_on_with_other_data(tmp_path):
+    """Its finished runs would stand beside runs of rows that they never saw."""
+    for data in ("3fa1", "3fa1"):
+        SweepDirectory.open(tmp_path, PLAN, data)
+    with pytest.raises(ValueError, match="already holds a sweep on other data: choose another"):
+        SweepDirectory.open(tmp_path, PLAN, "77bc")
+    SweepDirectory.open(tmp_path, PLAN, "77bc", overwrite=True)
 
 
 def test_another_selection_is_refused_before_its_candidates_are_checked(tmp_path, monkeypatch):
