@@ -16,7 +16,13 @@ import optax
 from jax import dtypes
 
 from fedjaxsim.data.minibatches import ClientData
-from fedjaxsim.hyperparameters import Declarations, HyperparameterCheck, Hyperparameters
+from fedjaxsim.factories import made_by
+from fedjaxsim.hyperparameters import (
+    Declarations,
+    HyperparameterCheck,
+    Hyperparameters,
+    defaults_in_words,
+)
 from fedjaxsim.tasks.task import Task
 
 PyTree = Any
@@ -352,6 +358,15 @@ class Algorithm(NamedTuple):
     personal_pull: PersonalPull | None = None
     averages_statistics: bool = False
     at_work: AtWork | None = None
+
+    def __repr__(self) -> str:
+        """Name its factory with settings, the hyperparameters with their defaults, and the task."""
+        adds_up = "; noise adds up in the server's state" if self.noise_adds_up else ""
+        return "\n".join([
+            f"Algorithm {made_by(self.client)}{adds_up}",
+            f"  reads {defaults_in_words(self.hyperparameters)}",
+            f"  {self.task!r}",
+        ])  # fmt: skip
 
     def on_fields(self, fields: Mapping[str, Any]) -> "Algorithm":
         """Return the algorithm with an `init` of (key, hparams) on a dict `fields` of (N, ...)."""

@@ -186,6 +186,25 @@ def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, *
     return function(*args, **(taken_values | settings))
 
 
+def maker(function: Any) -> str:
+    """Return the name of the factory that made a part's function, or of the function."""
+    while hasattr(function, "func"):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__name__).partition(".<locals>")[0]
+
+
+def made_by(function: Any) -> str:
+    """Return the factory that made a part's function, with its settings that the function reads."""
+    name, values = maker(function), dict[str, Any]()
+    while hasattr(function, "func"):
+        function = function.func
+    factory = getattr(function, "__globals__", {}).get(name)
+    if inspect.isfunction(factory):
+        values = inspect.getclosurevars(function).nonlocals
+        values = {key: values[key] for key in settings_of(factory) if key in values}
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
+
+
 def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Setting]:
     """Read the named settings of a factory from its signature and docstring.
 

@@ -295,6 +295,16 @@ def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Decla
     return tuple(dict.fromkeys(declared))
 
 
+def defaults_in_words(records: Declarations) -> str:
+    """Return the names of hyperparameters with their defaults, as in `lam (0.1)`."""
+
+    def default(record: Hyperparameter) -> Any:
+        value = record.default
+        return value.value if isinstance(value, Default) else "required" if value is None else value
+
+    return ", ".join(f"{record.name} ({default(record)})" for record in records) or "nothing"
+
+
 def ever_declared_by(factory: Callable[..., Any]) -> Declarations:
     """Return the records that `reads` declares for any values of a factory's settings."""
     records = dict.fromkeys(declared_by(factory))

@@ -81,6 +81,7 @@ from fedjaxsim.engine.trained import (
     training_rows,
 )
 from fedjaxsim.engine.transfers import moves_data
+from fedjaxsim.factories import maker
 from fedjaxsim.hyperparameters import (
     USUAL_CLIP,
     USUAL_STEP,
@@ -288,8 +289,8 @@ class Simulation(Fixed):
         cohort = "all clients" if scheme.kind == "full" else f"at most {scheme.capacity:,} clients"
         return "\n".join([
             f"Simulation of a {repr(self.population).splitlines()[0]}",
-            f"  algorithm: clients by {_maker(self.algorithm.client)}, server by "
-            f"{_maker(self.algorithm.server)}; reads {', '.join(self.records) or 'nothing'}",
+            f"  algorithm: clients by {maker(self.algorithm.client)}, server by "
+            f"{maker(self.algorithm.server)}; reads {', '.join(self.records) or 'nothing'}",
             f"  round: {scheme.kind} sampling of {cohort}, {taken} of minibatches of "
             f"{minibatches.size} rows, {self.mechanism.event.kind} mechanism",
             f"  placement: {where}",
@@ -1238,11 +1239,3 @@ def facts_of_state(state: SimulationState, hparams: Hyperparameters) -> dict[str
 def _digest_of_values(tree: PyTree) -> str:
     values = repr([(leaf.shape, leaf.tobytes()) for leaf in jax.tree.leaves(tree)])
     return hashlib.sha256(values.encode()).hexdigest()
-
-
-def _maker(function: Callable[..., Any]) -> str:
-    """Return the name of the factory that made a part's function, or of the function."""
-    inner: Any = function
-    while hasattr(inner, "func"):
-        inner = inner.func
-    return getattr(inner, "__qualname__", type(inner).__name__).partition(".<locals>")[0]

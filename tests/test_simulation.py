@@ -10,6 +10,7 @@ import pytest
 from support import simulations
 from support.problems import classification, least_squares, read_by
 
+import fedjaxsim as fjs
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
@@ -170,6 +171,21 @@ def test_it_shows_its_parts_population_placement_and_layout(shared_pmtl):
     assert "3 steps of minibatches" in repr(streamed)
     mine = dataclasses.replace(sim, algorithm=sim.algorithm._replace(client=_of_mine(sim)))
     assert "clients by _of_mine" in repr(mine)
+
+
+def test_parts_show_what_made_them_and_what_they_read():
+    task = fjs.tasks.logistic(fjs.models.linear((4,), 1, bias=False))._replace(judged_by="auc")
+    of_task = "Task logistic on model linear(num_outputs=1, bias=False), metrics also auc, "
+    of_task += "judged by auc"
+    algorithm = pmtl(task, message="update", pull="rows")
+    first, second, third = repr(algorithm).splitlines()
+    made_by = "pmtl(local_optimizer='sgd', message='update', pull='rows')"
+    assert first == f"Algorithm {made_by}; noise adds up in the server's state"
+    assert second.startswith("  reads learning_rate (0.1, or 1/L on bounded rows), ")
+    assert third == f"  {of_task}"
+    assert repr(gaussian()) == "Mechanism gaussian\n  reads clip (inf), noise_multiplier (0.0)"
+    mine = gaussian()._replace(hyperparameters=(fjs.Hyperparameter("width"),))
+    assert repr(mine).splitlines()[1] == "  reads width (required)"
 
 
 def _of_mine(sim):

@@ -16,6 +16,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.minibatches import Batch, ProtectedBatch
 from fedjaxsim.data.source import listed
 from fedjaxsim.data.synthetic import feature_variances
+from fedjaxsim.factories import made_by, maker
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.linear_steps import Linear
 from fedjaxsim.metrics import Metric as Metric
@@ -150,6 +151,13 @@ class Task(NamedTuple):
     curvature: Callable[[float], float] | None = None
     classes: Classes | None = None
     exposure: str | None = None
+
+    def __repr__(self) -> str:
+        """Name the factories of its loss and model, and metrics that it adds to the usual ones."""
+        more = ", ".join(dict.fromkeys((*self.streaming_metrics, *self.records)))
+        judged = f", judged by {self.judged_by}" if self.judged_by else ""
+        metrics = f", metrics also {more}" if more else ""
+        return f"Task {maker(self.loss)} on model {made_by(self.init)}{metrics}{judged}"
 
     def gradient(self, params: PyTree, batch: Batch | ProtectedBatch) -> PyTree:
         """Compute the gradient of the loss at a minibatch, like `params`.
@@ -344,6 +352,8 @@ def task_of_outputs(
 
     def loss_of(params, batch):
         return loss(trained(params, batch)[0], batch)
+
+    loss_of.__qualname__ = name  # by which a task is shown
 
     def track(params, moved, batch):
         return moved | {STATISTICS: trained(params, batch)[1]}

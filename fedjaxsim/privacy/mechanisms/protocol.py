@@ -19,6 +19,7 @@ from fedjaxsim.hyperparameters import (
     Hyperparameter,
     HyperparameterCheck,
     Hyperparameters,
+    defaults_in_words,
     keeps_ranges,
     on_host,
 )
@@ -194,6 +195,10 @@ class Mechanism(NamedTuple):
     num_clients: int | None = None
     public: tuple[str, ...] = ()
     adds_chunks: bool = False
+
+    def __repr__(self) -> str:
+        """Name its cost and the hyperparameters with their defaults."""
+        return f"Mechanism {self.event.kind}\n  reads {defaults_in_words(self.hyperparameters)}"
 
 
 def stamped(mechanism: Mechanism) -> Mechanism:
