@@ -9,6 +9,7 @@ command of the program is a function whose keyword arguments are its flags.
 import contextlib
 import dataclasses
 import decimal
+import functools
 import inspect
 import math
 import pkgutil
@@ -28,6 +29,10 @@ REQUIRED = inspect.Parameter.empty
 _PLAIN = (bool, int, float, str, Path)
 _DIGITS = 100
 """The most digits of whole numbers: no setting takes more."""
+
+
+class Options:
+    """Base of a dataclass of settings: an argument of its type stands for all of its fields."""
 
 
 class CommandLineText(str):
@@ -181,9 +186,33 @@ def import_factory(path: str) -> Factory:
 def make(factory: Factory | str, *args: Any, supplied: Mapping[str, Any] = {}, **settings: Any):
     """Call a factory, or "module:factory", with the `supplied` values that it takes."""
     function = import_factory(factory) if isinstance(factory, str) else factory
-    taken = inspect.signature(function).parameters
+    taken = taken_by(function)
     taken_values = {name: value for name, value in supplied.items() if name in taken}
-    return function(*args, **(taken_values | settings))
+    return function(*args, **gathered(function, taken_values | settings))
+
+
+def taken_by(factory: Factory) -> list[str]:
+    """Return the names of the values that a factory takes: arguments, and fields of `Options`."""
+    options, names = _options_of(factory), list[str]()
+    for name in inspect.signature(factory).parameters:
+        names += settings_of(options[name]) if name in options else [name]
+    return names
+
+
+def gathered(factory: Factory, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a factory for values by the names of `taken_by`."""
+    arguments = dict(values)
+    for argument, options in _options_of(factory).items():
+        fields = [name for name in settings_of(options) if name in arguments]
+        arguments[argument] = options(**{name: arguments.pop(name) for name in fields})
+    return arguments
+
+
+@functools.cache
+def _options_of(factory: Factory) -> dict[str, type[Options]]:
+    """Return the arguments of a factory that are `Options`, with their types."""
+    hints = {name: hint for name, (hint, *_) in _hints(factory).items()}
+    return {n: of for n, of in hints.items() if inspect.isclass(of) and issubclass(of, Options)}
 
 
 def maker(function: Any) -> str:
@@ -214,6 +243,9 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
     texts = described(inspect.getdoc(factory) or "")
     settings = {}
     for name, parameter in inspect.signature(factory).parameters.items():
+        if name in _options_of(factory):
+            settings |= settings_of(_options_of(factory)[name])
+            continue
         kind, text, limits = hints.get(name, (None, "", None))
         plain = _plain(kind)
         if name in supplied or plain is None or parameter.kind is parameter.VAR_KEYWORD:

@@ -1,5 +1,6 @@
 """Settings of factories are read from their signatures and docstrings."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -8,7 +9,16 @@ import pytest
 
 from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import CommandLineText, Count, described, import_factory, make, settings_of
+from fedjaxsim.factories import (
+    CommandLineText,
+    Count,
+    Options,
+    described,
+    import_factory,
+    make,
+    settings_of,
+    taken_by,
+)
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 
 Size = Literal["small", "large"]
@@ -107,6 +117,21 @@ def test_a_factory_is_called_with_what_it_takes_of_what_is_supplied():
     assert make(part, "task", supplied=supplied, cohort=2) == ("task", 2, 7)
     assert make(part, "task", supplied=supplied, cohort=2, num_clients=5) == ("task", 2, 5)
     assert make(part, "task", cohort=2) == ("task", 2, 3)
+
+
+def test_an_argument_of_options_stands_for_their_fields():
+    @dataclasses.dataclass(frozen=True)
+    class Clock(Options):
+        speed: float = 1.0
+        zone: Annotated[str, "Name of the zone."] = "UTC"
+
+    def show(hour: int, clock: Clock) -> tuple[int, Clock]:
+        return hour, clock
+
+    assert list(settings_of(show)) == taken_by(show) == ["hour", "speed", "zone"]
+    assert settings_of(show)["zone"].help == "Name of the zone."
+    assert make(show, 3, zone="CET") == (3, Clock(zone="CET"))
+    assert make(show, 3, supplied={"speed": 2.0, "year": 2000}) == (3, Clock(speed=2.0))
 
 
 def test_a_name_stands_for_a_function():

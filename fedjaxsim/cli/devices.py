@@ -6,11 +6,11 @@ import re
 from typing import Annotated
 
 from fedjaxsim import checks
-from fedjaxsim.factories import Count
+from fedjaxsim.factories import Count, Options
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalDevices:
+class LocalDevices(Options):
     """The devices of this process."""
 
     devices: Annotated[

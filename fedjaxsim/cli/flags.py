@@ -1,22 +1,27 @@
 """Commands as functions: their flags are read from signature and docstring, and from a line.
 
 A command is a function that checks all input and returns the work. A positional argument of it
-stands for words without dashes, a keyword-only one for a flag; an argument that is a dataclass
-stands for the flags of its fields. `settings` stands for the settings of a run, which a TOML file
+stands for words without dashes, a keyword-only one for a flag; one of `Options` for the flags of
+its fields. `settings` stands for the settings of a run, which a TOML file
 may hold, and `axes` for settings of several runs, where a list is an axis. Help imports no JAX.
 """
 
-import dataclasses
 import inspect
 import shutil
 import textwrap
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fedjaxsim.algorithms.systems import SYSTEMS
-from fedjaxsim.factories import CommandLineText, Setting, flag, import_factory, settings_of
+from fedjaxsim.factories import (
+    CommandLineText,
+    Setting,
+    flag,
+    gathered,
+    import_factory,
+    settings_of,
+)
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     DATA,
@@ -47,13 +52,12 @@ def reads_data_alone(function: Callable[..., Work]) -> Callable[..., Work]:
 
 
 class Command(NamedTuple):
-    """A command with its flags: words without dashes, flags and groups of flags by parameter."""
+    """A command with its flags: words without dashes, and flags, by name."""
 
     name: str
     function: Callable[..., Work]
     positionals: dict[str, Setting]
     flags: dict[str, Setting]
-    groups: dict[str, type]
 
     @classmethod
     def find(cls, name: str, path: str) -> "Command":
@@ -62,17 +66,10 @@ class Command(NamedTuple):
         parameters = inspect.signature(function).parameters
         positionals, flags = dict[str, Setting](), dict[str, Setting]()
         for argument, setting in settings_of(function).items():
-            alone = parameters[argument].kind is inspect.Parameter.KEYWORD_ONLY
+            of = parameters.get(argument)
+            alone = of is None or of.kind is inspect.Parameter.KEYWORD_ONLY
             (flags if alone else positionals)[argument.strip("_")] = setting
-        hints = typing.get_type_hints(function)
-        groups = {
-            argument: hints[argument]
-            for argument in parameters
-            if dataclasses.is_dataclass(hints[argument]) and argument != "settings"
-        }
-        for group in groups.values():
-            flags |= settings_of(group)
-        return cls(name, function, positionals, flags, groups)
+        return cls(name, function, positionals, flags)
 
     @property
     def takes_settings(self) -> bool:
@@ -126,10 +123,8 @@ class Command(NamedTuple):
             needed = ", ".join(f"--{flag(name)}" for name in missing)
             raise ValueError(f"fedjaxsim {self.name} needs {needed}")
         values = {n: s.convert(flags[n]) for n, s in self.flags.items() if n in flags}
-        for argument, group in self.groups.items():
-            fields = {n: values.pop(n) for n in settings_of(group) if n in values}
-            arguments[argument] = group(**fields)
-        return arguments | {self.flags[name].argument: value for name, value in values.items()}
+        by_argument = {self.flags[name].argument: value for name, value in values.items()}
+        return gathered(self.function, arguments | by_argument)
 
 
 def split(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Overwrite, Quiet, Work
-from fedjaxsim.factories import Count
+from fedjaxsim.factories import Count, Options
 from fedjaxsim.runs.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class TuneOptions:
+class TuneOptions(Options):
     """Options that a tuning depends on, besides the settings of a run.
 
     Attributes:

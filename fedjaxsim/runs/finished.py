@@ -18,6 +18,7 @@ from fedjaxsim.data.tables.user_reader import is_frame, source_of_object
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import importing
+from fedjaxsim.factories import taken_by
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.privacy.guarantee import Report
 from fedjaxsim.runs.assemble import TRANSFORMS, population_of
@@ -222,8 +223,8 @@ class FinishedRun:
             if not spec.is_user_code:
                 how = {**how, "seed": seed} | ({} if client is None else {"client": client})
                 return read(spec, how).to_predict(NEW).population(spec.path or None), None
-        named = {role: settings[role] for role in Roles._fields if settings.get(role)}
-        roles = Roles(**{"client": None, **_roles_in(self.sim.population), **named})
+        named = {role: settings[role] for role in taken_by(Roles) if settings.get(role)}
+        roles = Roles(**_roles_in(self.sim.population) | named)
         explicit, client = client is not None, roles.client if client is None else client
         how = {k: v for k, v in settings.items() if k in ("missing", "sep", "decimal")}
         table = read_table(spec.path, client, **how) if spec.path else rows
@@ -235,14 +236,19 @@ class FinishedRun:
         if not named.get("target"):  # the run's reader named no columns to drop
             unread += _strange(self.sim.population, names, {client, roles.target})
         dropped = [name for name in unread if name in names and name != client]
-        roles = roles._replace(client=client, split=None, time=None)
         targets = None
-        if not labelled:
-            if roles.target in names:
-                targets = table_of(table)[roles.target].to_numpy()
-            roles = roles._replace(target=None, row_weights=None)
-        encoded = [name for name in roles.one_hot if name in names]
-        roles = roles._replace(drop=() if roles.x else dropped, one_hot=encoded)
+        if not labelled and roles.target in names:
+            targets = table_of(table)[roles.target].to_numpy()
+        roles = Roles(
+            client=client,
+            target=roles.target if labelled else None,
+            row_weights=roles.row_weights if labelled else None,
+            one_hot=[name for name in roles.one_hot if name in names],
+            drop=() if roles.x else dropped,
+            x=roles.x,
+            exposure=roles.exposure,
+            drop_missing=roles.drop_missing,
+        )
         return source_of(table, roles).to_predict(NEW).population(spec.path or None), targets
 
 

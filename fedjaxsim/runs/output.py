@@ -7,14 +7,14 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedjaxsim.factories import Count, flag
+from fedjaxsim.factories import Count, Options, flag
 
 if TYPE_CHECKING:
     from fedjaxsim.clock import Axis
 
 
 @dataclasses.dataclass(frozen=True)
-class FigureAxis:
+class FigureAxis(Options):
     """The horizontal axis of curves, and the simulated clock of its seconds."""
 
     over: Annotated[

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.tables.readers import PARTITIONS, READERS, SPELLINGS, DataSpec
-from fedjaxsim.factories import Setting, import_factory, make, settings_of
+from fedjaxsim.factories import (
+    Setting,
+    gathered,
+    import_factory,
+    make,
+    settings_of,
+    taken_by,
+)
 from fedjaxsim.privacy.choices import AVAILABILITIES, MECHANISMS, SAMPLERS
 
 if TYPE_CHECKING:
@@ -155,9 +162,9 @@ class Part:
             supplied += tuple(inspect.signature(self.factory).parameters)[:count]
         declared = settings_of(self.factory, supplied)
         if self.role == "data" and is_user_code(self.name):  # it may return a data frame
-            from fedjaxsim.data.tables.table import read_frame
+            from fedjaxsim.data.tables.table import Roles
 
-            declared = settings_of(read_frame) | settings_of(self.factory, ("seed",))
+            declared = settings_of(Roles) | settings_of(self.factory, ("seed",))
         named = {SETTINGS.get(name, name): setting for name, setting in declared.items()}
         return {
             name: dataclasses.replace(setting, name=name, **_BOUNDS.get(name, {}))
@@ -226,7 +233,7 @@ class Part:
 
     def rows(self, arguments: Mapping[str, Any], seed: int) -> tuple[Any, dict[str, Any]]:
         """Return what a user's reader returns, and the arguments that name columns of it."""
-        taken = inspect.signature(self.factory).parameters
+        taken = taken_by(self.factory)
         settings = {name: value for name, value in arguments.items() if name in taken}
         roles = {name: value for name, value in arguments.items() if name not in taken}
         return self.make(object, {"seed": seed}, **settings), roles
@@ -238,8 +245,9 @@ class Part:
         """
         if not is_user_code(self.name):
             return make(self.factory, *args, supplied=supplied, **settings)
-        name, taken = f"{self.role} {self.name}", inspect.signature(self.factory).parameters
+        name, taken = f"{self.role} {self.name}", taken_by(self.factory)
         settings |= {n: value for n, value in supplied.items() if n in taken}
+        settings = gathered(self.factory, settings)
         check_takes(self.role, self.name, self.factory, *args, **settings)
         made = run_user_code(name, lambda: self.factory(*args, **settings))
         if self.role == "model":

@@ -25,10 +25,11 @@ from fedjaxsim.data import (
     split,
 )
 from fedjaxsim.data.tables.table import read_file
+from fedjaxsim.factories import make
 
 
 def load_file(path, **columns: Any) -> Population:
-    return read_file(path, **columns).population(path)
+    return make(read_file, path, **columns).population(path)
 
 
 ROWS = {

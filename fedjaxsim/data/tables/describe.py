@@ -22,6 +22,7 @@ from fedjaxsim.data.tables.table import (
 )
 from fedjaxsim.data.transforms import BY_NUMBER, clipped_shares, require_columns
 from fedjaxsim.data.windows import shared_windows
+from fedjaxsim.factories import taken_by
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray
@@ -197,8 +198,8 @@ def columns_of(
     needs, or None. `arguments` are the reader's; `scaled` names columns with known ranges, which
     all have if `all_scaled`. All of it is read from the rows: nothing of it is private.
     """
-    role_settings = {name: value for name, value in arguments.items() if name in Roles._fields}
-    roles = Roles(**{"client": None, **role_settings})
+    names = taken_by(Roles)
+    roles = Roles(**{name: value for name, value in arguments.items() if name in names})
     table = table_of(frame)
     roles = roles.with_split(table.column_names, lambda name: texts(table[name]))
     check_names(table.column_names, len(table), roles)

@@ -50,7 +50,7 @@ def from_hf(
       TypeError: the argument is no data set, or a streamed one.
       ValueError: names the column or the split that is refused.
     """
-    source = _source_of(dataset, Roles(client, target, **others))
+    source = _source_of(dataset, Roles(target, client, **others))
     return source.fields if client is None else source.population()
 
 
@@ -86,9 +86,8 @@ def read_name(
                 f"there is no column {absent[0]!r}, only 'image' and 'label': read folders such as "
                 f"client/class of images as images:{path}"
             )
-        return _source_of(
-            loaded, Roles(client, target, None, one_hot, drop, x), resize, center_crop
-        )
+        roles = Roles(target, client, one_hot=one_hot, drop=drop, x=x)
+        return _source_of(loaded, roles, resize, center_crop)
 
 
 def _source_of(
@@ -138,7 +137,7 @@ def _source_of(
         places = [f"column {images[0]!r}, row {number}" for number in range(1, len(dataset) + 1)]
         pixels = stack_images(dataset[images[0]], places, resize, center_crop)
         dataset = dataset.remove_columns(images)
-        roles = roles._replace(x=None)
+        roles = dataclasses.replace(roles, x=None)
     table: Any = dataset.with_format("arrow")[:]
     # Other classes than the target become text again, such as the names of clients.
     for place, name in enumerate(table.column_names):

@@ -246,7 +246,7 @@ def _listed_in(table: Path, client: str | None, target: str | None, x: str) -> R
     )
 
     rows = table_of(read_table(table, client))
-    roles = Roles(client, target, x=x).with_split(rows.column_names, lambda name: texts(rows[name]))
+    roles = Roles(target, client, x=x).with_split(rows.column_names, lambda name: texts(rows[name]))
     check_names(rows.column_names, len(rows), roles)
     for name in (*roles.taken, x):
         require_complete(name, rows[name])

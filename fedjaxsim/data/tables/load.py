@@ -14,7 +14,7 @@ from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
 from fedjaxsim.data.tables.readers import GENERATED, PARTITIONS, READERS, TABLES, DataSpec
 from fedjaxsim.data.windows import window_step
-from fedjaxsim.factories import flag, import_factory, make, settings_of
+from fedjaxsim.factories import flag, import_factory, make, settings_of, taken_by
 
 _DEFAULT_TEST = 0.2
 _MIN_ROWS = 5
@@ -77,7 +77,7 @@ def load(
     how = partition or DEALT
     checks.one_of(PARTITIONS, partition=how)
     explicit = {name: value for name, value in settings.items() if value is not None}
-    taken = [*inspect.signature(import_factory(READERS[kind])).parameters]
+    taken = taken_by(import_factory(READERS[kind]))
     _, *settings_of_partition = inspect.signature(import_factory(PARTITIONS[how])).parameters
     taken += settings_of_partition
     for name in explicit:

@@ -2,12 +2,13 @@
 
 import collections
 import csv
+import dataclasses
 import io
 import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source, listed, numbered, splits_of
 from fedjaxsim.data.text import encode
 from fedjaxsim.extras import importing
+from fedjaxsim.factories import Options
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, Table
@@ -34,30 +36,34 @@ _FEW = 20
 
 
 Target = Annotated[str, "Column to predict."]
-SplitColumn = Annotated[str | None, "Column with train, validation or test."]
-DropMissing = Annotated[bool, "Leave out rows with a missing value; else they are refused."]
 Client = Annotated[str | None, "Column with the client of each row; without it, give --partition."]
 OneHot = Annotated[Sequence[str], "Columns to replace by one column of 0 and 1 per value."]
 Drop = Annotated[Sequence[str], "Columns that are no features."]
-Exposure = Annotated[str | None, "Column of exposures, such as years at risk, of loss poisson."]
-RowWeights = Annotated[str | None, "Column of weights of rows in the loss, above 0 and at most 1."]
-Time = Annotated[str | None, "Column by which rows are sorted and split; a feature unless dropped."]
 OnlyFeature = Annotated[str | None, "The only column of features; text becomes its characters."]
 
 
-class Roles(NamedTuple):
-    """The roles of columns; the arguments of `from_dataframe`, with client None for none."""
+@dataclasses.dataclass(frozen=True)
+class Roles(Options):
+    """The roles of columns; see `from_dataframe`."""
 
-    client: str | None
-    target: str | None
-    split: str | None = None
-    one_hot: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    x: str | None = None
-    exposure: str | None = None
-    drop_missing: bool = False
-    row_weights: str | None = None
-    time: str | None = None
+    target: Annotated[str | None, "Column to predict; without it, columns can be shown."] = None
+    client: Client = None
+    split: Annotated[str | None, "Column with train, validation or test."] = None
+    one_hot: OneHot = ()
+    drop: Drop = ()
+    x: OnlyFeature = None
+    exposure: Annotated[
+        str | None, "Column of exposures, such as years at risk, of loss poisson."
+    ] = None
+    row_weights: Annotated[
+        str | None, "Column of weights of rows in the loss, above 0 and at most 1."
+    ] = None
+    time: Annotated[
+        str | None, "Column by which rows are sorted and split; a feature unless dropped."
+    ] = None
+    drop_missing: Annotated[bool, "Leave out rows with a missing value; else they are refused."] = (
+        False
+    )
 
     @property
     def taken(self) -> list[str]:
@@ -75,7 +81,7 @@ class Roles(NamedTuple):
             return self
         distinct = {*values(_SPLIT).tolist()}
         is_split = all(split_called(value) is not None for value in distinct)
-        return self._replace(split=_SPLIT) if is_split else self
+        return dataclasses.replace(self, split=_SPLIT) if is_split else self
 
 
 def from_dataframe(
@@ -120,46 +126,21 @@ def from_dataframe(
       TypeError: the argument is no data frame.
       ValueError: names the column that is absent, has missing values or holds no numbers.
     """
-    return read_frame(
-        frame, target=target, client=client, split=split, one_hot=one_hot, drop=drop, x=x,
-        exposure=exposure, row_weights=row_weights, time=time, drop_missing=drop_missing,
-    ).population()  # fmt: skip
-
-
-def read_frame(
-    frame: Any,
-    *,
-    target: Annotated[str | None, "Column to predict, of a data frame."] = None,
-    client: Client = None,
-    split: SplitColumn = None,
-    one_hot: OneHot = (),
-    drop: Drop = (),
-    x: OnlyFeature = None,
-    exposure: Exposure = None,
-    row_weights: RowWeights = None,
-    time: Time = None,
-    drop_missing: DropMissing = False,
-) -> Source:
-    """Read clients, rows and targets from a data frame; see `from_dataframe`."""
     roles = Roles(
-        client, target, split, one_hot, drop, x, exposure, drop_missing, row_weights, time
+        target, client, split, one_hot, drop, x, exposure, row_weights, time, drop_missing
     )
-    return _varied(source_of(frame, roles), target)
+    return read_frame(frame, roles).population()
+
+
+def read_frame(frame: Any, roles: Roles) -> Source:
+    """Read clients, rows and targets from a data frame; see `from_dataframe`."""
+    return _varied(source_of(frame, roles), roles.target)
 
 
 def read_file(
     path: str | os.PathLike[str],
+    roles: Roles,
     *,
-    target: Annotated[str | None, "Column to predict; without it, columns can be shown."] = None,
-    client: Client = None,
-    split: SplitColumn = None,
-    one_hot: OneHot = (),
-    drop: Drop = (),
-    x: OnlyFeature = None,
-    exposure: Exposure = None,
-    row_weights: RowWeights = None,
-    time: Time = None,
-    drop_missing: DropMissing = False,
     missing: Annotated[tuple[str, ...], "Cells that stand for a missing number, as 999,-9"] = (),
     sep: Annotated[str, "Character between the cells of a CSV file, or tab."] = ",",
     decimal: Annotated[str, "Decimal point of a CSV file."] = ".",
@@ -171,11 +152,7 @@ def read_file(
     text only an empty one is.
     """
     with in_file(path):
-        return read_frame(
-            read_table(path, client, missing, sep, decimal), target=target, client=client,
-            split=split, one_hot=one_hot, drop=drop, x=x, exposure=exposure,
-            row_weights=row_weights, time=time, drop_missing=drop_missing,
-        )  # fmt: skip
+        return read_frame(read_table(path, roles.client, missing, sep, decimal), roles)
 
 
 def read_table(

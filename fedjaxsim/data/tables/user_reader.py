@@ -10,7 +10,7 @@ from fedjaxsim.data.files import in_file
 from fedjaxsim.data.npz import source_of_arrays
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.source import Source
-from fedjaxsim.data.tables.table import read_frame
+from fedjaxsim.data.tables.table import Roles, read_frame
 
 PUBLIC = (
     "The rows come from your own reader {}: what it computes from all clients' rows, such as which "
@@ -29,7 +29,7 @@ def source_of_rows(rows: Any, name: str, roles: Mapping[str, Any]) -> Source:
     Args:
       rows: what the reader returned; a dict has the arrays of a .npz file.
       name: the reader's.
-      roles: settings of `read_frame`; those that are given need a data frame.
+      roles: fields of `Roles`; those that are given need a data frame.
     """
     explicit = {role: value for role, value in roles.items() if value not in (None, (), False)}
     if is_frame(rows):
@@ -39,7 +39,7 @@ def source_of_rows(rows: Any, name: str, roles: Mapping[str, Any]) -> Source:
                 "and --client, the column with the client of each row, or --partition"
             )
         with in_file(name):
-            source = read_frame(rows, **explicit)
+            source = read_frame(rows, Roles(**explicit))
     elif explicit:
         raise ValueError(
             f"{next(iter(explicit))} names a column of a data frame, but data {name} returns a "
