@@ -69,17 +69,21 @@ def value_label(key: str, value: Any) -> str:
     if key == "algorithm":
         return short_name(str(value))
     if isinstance(value, float):
-        none = (key, value) in (("target_epsilon", math.inf), ("noise_multiplier", 0))
-        return ("∞" if math.isinf(value) else number(value)) + " (no noise)" * none
+        none = value == (math.inf if key_label(key) == "ε" else 0 if key == NOISE[0] else None)
+        return ("∞" if math.isinf(value) else f"{value:.6g}") + " (no noise)" * none
     return str(value)
+
+
+def setting_label(key: str, value: Any) -> str:
+    """Return a setting in a label, as in `ε = 1` or `message update`."""
+    sign = " " if isinstance(value, str | None) else " = "
+    return f"{key_label(key)}{sign}{value_label(key, value)}"
 
 
 def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:
     """Format values with their keys, without unset ones; a word needs no key."""
     parts = [
-        algorithm_title(value)
-        if isinstance(value, str)
-        else f"{key_label(key)} = {value_label(key, value)}"
+        algorithm_title(value) if isinstance(value, str) else setting_label(key, value)
         for key, value in zip(keys, values, strict=True)
         if value is not None
     ]
@@ -90,5 +94,4 @@ def combination_label(keys: Sequence[str], values: Sequence[Any]) -> str:
 
 def key_label(key: str) -> str:
     """Return the name of a key in axes, legends and tables."""
-    targets = {"target_epsilon": "ε", "target_example_epsilon": "target example ε"}
-    return targets.get(key, key.replace("_", " "))
+    return "ε" if key == NOISE[1] else key.replace("_", " ").replace("epsilon", "ε")

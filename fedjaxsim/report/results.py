@@ -36,8 +36,7 @@ from fedjaxsim.report.labels import (
     Combination,
     algorithm_title,
     data_label,
-    format_list,
-    key_label,
+    setting_label,
     short_name,
 )
 from fedjaxsim.report.progress import decimals, number
@@ -188,7 +187,7 @@ def systems(runs: Sequence[Run]) -> list[System]:
         short = short_name(algorithm)
         parts = [
             short if short_names.count(short) == 1 else algorithm,
-            *(f"{key_label(key)} {format_list(value)}" for key, value in differs.items()),
+            *(setting_label(key, value) for key, value in differs.items()),
         ]
         label = ", ".join(parts) if len(group) > 1 else first.name
         named_systems.append(System(label, algorithm, group, differs))

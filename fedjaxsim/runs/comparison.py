@@ -19,7 +19,7 @@ from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric
 from fedjaxsim.privacy import entries
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.files import KINDS, csv_text, intact, strict
-from fedjaxsim.report.labels import algorithm_title, key_label, value_label
+from fedjaxsim.report.labels import algorithm_title, key_label, setting_label, value_label
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.remedies import list_worse
 from fedjaxsim.report.results import (
@@ -138,9 +138,7 @@ class Comparison:
         rows = self.rows
         for row, run in zip(rows, self.runs, strict=True):
             words = [
-                name_algorithm(value)
-                if key == "algorithm"
-                else f"{key_label(key)} {value_label(key, value)}"
+                name_algorithm(value) if key == "algorithm" else setting_label(key, value)
                 for key, value in run.swept.items()
                 if value is not None
             ]
@@ -186,7 +184,7 @@ class Comparison:
         if varied:
             shown = [[run.name, *(str(run.config.get(name, "–")) for name in varied)]
                      for run in self.runs]  # fmt: skip
-            names = ["run", *(name.replace("_", " ") for name in varied)]
+            names = ["run", *map(key_label, varied)]
             tables.append(TextTable("Settings that differ", names, shown, left=len(names)))
         return tables
 

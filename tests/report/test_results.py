@@ -82,9 +82,13 @@ def test_seeds_of_one_setting_are_one_system(runs):
     drop = [f"c{k}" for k in range(9)]
     listed = systems([run("pmtl", seed, 0.3, drop=of) for of in ([], drop) for seed in (0, 1)])
     assert listed[1].label == "pmtl, drop c0, c1, … (9)"
+    private = systems(
+        [run("pmtl", seed, 0.3, epsilon=e) for e in (1.0, math.inf) for seed in (0, 1)]
+    )
+    assert [system.label for system in private] == ["pmtl, ε = 1", "pmtl, ε = ∞ (no noise)"]
     again = dataclasses.replace(runs["pmtl-0"], name="again")
     assert [each.label for each in systems([*runs.values(), *more, again])][3:] == [
-        "pmtl, lam 0.2", "again",
+        "pmtl, lam = 0.2", "again",
     ]  # fmt: skip
 
 
