@@ -81,7 +81,7 @@ def test_seeds_of_one_setting_are_one_system(runs):
     more = [run("pmtl", seed, 0.3, lam=0.2, eval_every=seed, metrics=["f1"]) for seed in (1, 2)]
     drop = [f"c{k}" for k in range(9)]
     listed = systems([run("pmtl", seed, 0.3, drop=of) for of in ([], drop) for seed in (0, 1)])
-    assert listed[1].label == "pmtl, drop c0, c1, … (9)"
+    assert listed[1].label == "pmtl, drop = c0, c1, … (9)"
     private = systems(
         [run("pmtl", seed, 0.3, epsilon=e) for e in (1.0, math.inf) for seed in (0, 1)]
     )
