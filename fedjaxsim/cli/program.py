@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjaxsim import __version__
 from fedjaxsim.cli.devices import Devices
 from fedjaxsim.cli.flags import HELP, Command, Work, show, show_commands, split
 from fedjaxsim.cli.messages import (
@@ -253,9 +254,7 @@ def _prepare(arguments: Sequence[str]) -> Work:
     """Show help or the version, or check all input of a command; return what is left to do."""
     first, words = arguments[:1], [word for word in arguments[1:] if word not in HELP]
     if first == ["--version"]:
-        import importlib.metadata
-
-        print(f"fedjaxsim {importlib.metadata.version('fedjaxsim')}")
+        print(f"fedjaxsim {__version__}")
     elif {*first} & {*HELP}:
         show_commands([Command.find(name, path) for name, path in COMMANDS.items()])
     elif len(words) < len(arguments[1:]):

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjaxsim import __version__
 from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.clock import Axis
 from fedjaxsim.data.arrays import SPLITS
@@ -50,7 +51,7 @@ from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import NothingTestedError, check_billboard
 
-_PACKAGES = ("fedjaxsim", "jax", "jaxlib", "optax", "flax", "numpy", "scipy")
+_PACKAGES = ("jax", "jaxlib", "optax", "flax", "numpy", "scipy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +212,7 @@ def versions() -> dict[str, str]:
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),
+        "fedjaxsim": __version__,  # also of a checkout that is not installed
         **{name: importlib.metadata.version(name) for name in _PACKAGES},
         "device": f"{device.platform}: {device.device_kind}",
     }

@@ -1,11 +1,13 @@
 """A run of the command line, and the same one in Python."""
 
+import importlib.metadata
+
 import jax
 import numpy as np
 import pytest
 
 import fedjaxsim as fjs
-from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.build import prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
@@ -54,3 +56,13 @@ def test_the_same_seed_is_the_same_run_from_python_and_from_settings(experiment,
     theirs, same = after_a_round(by_hand, by_hand.hyperparameters(**HPARAMS))
     assert all(map(np.allclose, ours, theirs))
     assert draws == same == experiment.draws()
+
+
+def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch):
+    def version(name, of=importlib.metadata.version):
+        if name == "fedjaxsim":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return of(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert versions()["fedjaxsim"] == fjs.__version__
