@@ -178,6 +178,12 @@ def _whole(value: Any) -> int | None:
     return None
 
 
+def is_user_code(name: str) -> bool:
+    """Return whether a name stands for a user's part: "module:factory"."""
+    module, _, factory = name.partition(":")
+    return bool(module) and factory.isidentifier()
+
+
 def import_factory(path: str) -> Factory:
     """Import the function that "module:function" names."""
     return pkgutil.resolve_name(path)

@@ -39,8 +39,8 @@ def data(
     from fedjaxsim.cli.printing import print_json
     from fedjaxsim.data.files import in_file
     from fedjaxsim.data.npz import save_folder
+    from fedjaxsim.data.readers import DataSpec
     from fedjaxsim.data.tables.describe import columns_in_words, columns_of, describe, in_words
-    from fedjaxsim.data.tables.readers import DataSpec
     from fedjaxsim.data.transforms import ranges_of
     from fedjaxsim.report.files import check_place
     from fedjaxsim.report.progress import doing

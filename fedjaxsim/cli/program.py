@@ -25,8 +25,8 @@ from fedjaxsim.cli.messages import (
     refuse,
     say,
 )
-from fedjaxsim.factories import CommandLineText, Setting, flag, settings_of
-from fedjaxsim.runs.parts import ROLES, is_user_code
+from fedjaxsim.factories import CommandLineText, Setting, flag, is_user_code, settings_of
+from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     Layer,
     readers,

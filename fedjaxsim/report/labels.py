@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.progress import number
 
@@ -30,15 +30,9 @@ def short_name(part: str) -> str:
     return part if name in SYSTEMS else name
 
 
-def data_name(data: str) -> str:
-    """Return the name of a data set without its folder, as in `patients` of csv:x/patients.csv."""
-    kind, _, path = data.partition(":")  # as `DataSpec`, which is of the tables' readers
-    return PurePath(path).stem or kind
-
-
 def data_label(data: str, clients: int | None) -> str:
     """Return the name of a data set with the number of its clients, if that is known."""
-    return data_name(data) + (f", {clients} clients" if clients else "")
+    return DataSpec(data).title + (f", {clients} clients" if clients else "")
 
 
 def epsilon_label(epsilon: float | None) -> str:

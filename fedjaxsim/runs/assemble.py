@@ -16,9 +16,9 @@ from fedjaxsim.algorithms import optimizers
 from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.readers import TABLES, DataSpec
 from fedjaxsim.data.splitting import hold_out, limit_training_rows, with_held_out
 from fedjaxsim.data.tables.load import load, populate
-from fedjaxsim.data.tables.readers import TABLES, DataSpec
 from fedjaxsim.data.tables.table import read_table
 from fedjaxsim.data.tables.user_reader import is_frame, source_of_rows
 from fedjaxsim.data.transforms import (
@@ -31,13 +31,14 @@ from fedjaxsim.data.transforms import (
     scale_by_rows,
     unit_rows,
 )
+from fedjaxsim.factories import is_user_code
 from fedjaxsim.models.model import Model, in_bfloat16
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.baseline import RARE, rare_class
-from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, is_user_code, run_user_code
+from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, run_user_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.named_metrics import is_named

@@ -20,7 +20,7 @@ from fedjaxsim.audit.canaries import with_canaries
 from fedjaxsim.clock import Axis
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.tables.readers import DataSpec
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.data.variance_components import variance_ratios
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
@@ -30,6 +30,7 @@ from fedjaxsim.engine.program import ClientMetrics, run_key
 from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
+from fedjaxsim.factories import is_user_code
 from fedjaxsim.hyperparameters import Default, Hyperparameters
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import seed_key
@@ -46,7 +47,6 @@ from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import bytes_text, doing
 from fedjaxsim.runs.assemble import check_data, parts_of, population_of, simulation_of
 from fedjaxsim.runs.memory import host_bytes
-from fedjaxsim.runs.parts import is_user_code
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.testing import NothingTestedError, check_billboard

@@ -17,7 +17,7 @@ import numpy as np
 from fedjaxsim import callbacks
 from fedjaxsim.audit.bounds import AuditResult, result
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.tables.readers import DataSpec
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.divergence import DivergingWarning, Record, diverging_from
 from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import Evaluation

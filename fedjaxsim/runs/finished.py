@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.readers import TABLES, DataSpec
 from fedjaxsim.data.source import listed
 from fedjaxsim.data.tables.images import read_new_images
 from fedjaxsim.data.tables.load import read
-from fedjaxsim.data.tables.readers import TABLES, DataSpec
 from fedjaxsim.data.tables.table import Roles, read_table, source_of, table_of
 from fedjaxsim.data.tables.user_reader import is_frame, source_of_object
 from fedjaxsim.divergence import Record

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedjaxsim.data.files import read_tables
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.divergence import Record
 from fedjaxsim.metrics import column_metric, primary_metric
 from fedjaxsim.report.files import KINDS, intact, read_json
-from fedjaxsim.report.labels import data_name, short_name
+from fedjaxsim.report.labels import short_name
 from fedjaxsim.runs.directory import CONFIG, SUMMARY, RunDirectory, metrics_in
 from fedjaxsim.runs.sweep_files import SWEEP
 
@@ -42,7 +43,7 @@ def _run(path: Path) -> Record:
     planned = config.get("resolved", {}).get("rounds", config.get("rounds"))
     row = {
         **config.get("known_as", {}), "algorithm": short_name(config.get("algorithm", "")),
-        "seed": config.get("seed"), "data": data_name(config.get("data", "")),
+        "seed": config.get("seed"), "data": DataSpec(config.get("data", "")).title,
     }  # fmt: skip
     if not done or done["interrupted"]:
         begun = done.get("rounds", directory.released())
@@ -65,7 +66,7 @@ def _tuning(path: Path) -> Record:
         }  # fmt: skip
         if not config:
             return row
-        algorithm, data = short_name(config["algorithm"]), data_name(config["data"])
+        algorithm, data = short_name(config["algorithm"]), DataSpec(config["data"]).title
         return row | {"algorithm": algorithm, "data": data}
 
 

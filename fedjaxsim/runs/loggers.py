@@ -16,7 +16,8 @@ from typing import Any
 
 from fedjaxsim import checks, store
 from fedjaxsim.divergence import Record
-from fedjaxsim.runs.parts import check_takes, find_user_code, is_user_code
+from fedjaxsim.factories import is_user_code
+from fedjaxsim.runs.parts import check_takes, find_user_code
 
 Write = Callable[[Record, int], None]
 Factory = Callable[[Mapping[str, Any], Path], Write]

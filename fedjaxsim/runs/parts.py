@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
-from fedjaxsim.data.tables.readers import PARTITIONS, READERS, SPELLINGS, DataSpec
+from fedjaxsim.data.readers import PARTITIONS, READERS, SPELLINGS, DataSpec
 from fedjaxsim.factories import (
     Setting,
     gathered,
     import_factory,
+    is_user_code,
     make,
     settings_of,
     taken_by,
@@ -344,12 +345,6 @@ _LOGGER_TAKES = "settings, path"
 """Positional arguments of the factory of a logger, which is no part of a run."""
 _PACKAGES: set[str] = set()
 """Packages with the parts of users."""
-
-
-def is_user_code(name: str) -> bool:
-    """Return whether a name stands for a user's part: "module:factory"."""
-    module, _, factory = name.partition(":")
-    return bool(module) and factory.isidentifier()
 
 
 def find_user_code(role: str, path: str) -> Callable[..., Any]:

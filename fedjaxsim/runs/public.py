@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjaxsim import store
-from fedjaxsim.data.tables.readers import DataSpec
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.divergence import Record
 from fedjaxsim.report.files import lines, write_json, write_tables
 from fedjaxsim.runs.settings import readers, static_keys

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
 from fedjaxsim.data.files import in_file
-from fedjaxsim.factories import REQUIRED, Setting, flag
+from fedjaxsim.factories import REQUIRED, Setting, flag, is_user_code
 from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.parts import (
@@ -26,7 +26,6 @@ from fedjaxsim.runs.parts import (
     Part,
     absolute,
     check_parts,
-    is_user_code,
     names_of,
     part_of,
     spellings_of,

@@ -30,6 +30,7 @@ from fedjaxsim.callbacks import fits
 from fedjaxsim.checks import SettingWarning
 from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.data.files import read_tables, reading
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.divergence import Record, failures
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder, has_x64, require_x64
 from fedjaxsim.extras import importing
@@ -56,7 +57,6 @@ from fedjaxsim.report.labels import (
     NOISE,
     algorithm_title,
     combination_label,
-    data_name,
     key_label,
 )
 from fedjaxsim.report.progress import number
@@ -553,7 +553,7 @@ def default_figures(
     seeds = len({run.seed for run in runs})
     mean_of_seeds = f"mean of {seeds} seeds" if seeds > 1 else ""
     titles = dict.fromkeys(algorithm_title(run.algorithm) for run in sweep.runs)
-    data = dict.fromkeys(data_name(run.data) for run in sweep.runs)
+    data = dict.fromkeys(DataSpec(run.data).title for run in sweep.runs)
     deltas = {run.rows[-1]["delta"] for run in runs if run.rows[-1]["epsilon"]}
     delta = f"δ = {number(deltas.pop())}" if len(deltas) == 1 else ""
     subject = ", ".join(data)

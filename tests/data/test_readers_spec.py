@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjaxsim.data.tables.readers import DataSpec
-from fedjaxsim.report.labels import data_name
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.runs.parts import absolute
 
 
@@ -35,7 +34,9 @@ def test_a_name_on_the_hub_is_no_file(tmp_path, monkeypatch):
     Path("org/name").mkdir(parents=True)
     assert absolute("hf:org/name") == f"hf:{tmp_path}/org/name"
     assert absolute("csv:x.csv") == f"csv:{tmp_path}/x.csv"
-    assert data_name("csv:a/patients.csv") == "patients"
+    assert DataSpec("csv:a/patients.csv").title == "patients"
+    assert DataSpec("own:reader").title == "reader"
+    assert DataSpec("digits").title == "digits"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
+from fedjaxsim.factories import is_user_code
 from fedjaxsim.runs import assemble, build, execute
 from fedjaxsim.runs.directory import fingerprint_of
-from fedjaxsim.runs.parts import is_user_code
 from fedjaxsim.runs.sweep_runs import hyperparameters_of
 from fedjaxsim.tuning import setup
 

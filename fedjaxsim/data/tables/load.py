@@ -10,9 +10,9 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.population import Population
+from fedjaxsim.data.readers import GENERATED, PARTITIONS, READERS, TABLES, DataSpec
 from fedjaxsim.data.source import Source
 from fedjaxsim.data.splitting import SplitBy, check_fractions, split
-from fedjaxsim.data.tables.readers import GENERATED, PARTITIONS, READERS, TABLES, DataSpec
 from fedjaxsim.data.windows import window_step
 from fedjaxsim.factories import flag, import_factory, make, settings_of, taken_by
 

@@ -9,6 +9,7 @@ from typing import Self
 
 from fedjaxsim import checks
 from fedjaxsim.checks import Name, SettingError
+from fedjaxsim.factories import is_user_code
 
 _DATA = "fedjaxsim.data"
 
@@ -53,8 +54,7 @@ class DataSpec(str):
     @property
     def is_user_code(self) -> bool:
         """True for a user's reader, which is a function of a module."""
-        module, _, function = self.partition(":")
-        return bool(module) and module not in READERS and function.isidentifier()
+        return is_user_code(self) and self.partition(":")[0] not in READERS
 
     @property
     def kind(self) -> str:
@@ -65,6 +65,11 @@ class DataSpec(str):
     def path(self) -> str:
         """The path, or a name on Hugging Face's hub; "" without one."""
         return "" if self.is_user_code else self.partition(":")[2]
+
+    @property
+    def title(self) -> str:
+        """The name without kind and folder, as in `patients` of csv:x/patients.csv."""
+        return Path(self.partition(":")[2]).stem or str(self)
 
     @property
     def is_known(self) -> bool:
