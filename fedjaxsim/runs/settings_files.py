@@ -6,7 +6,8 @@ from typing import Any
 
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.files import in_file, read_tables
-from fedjaxsim.factories import flag
+from fedjaxsim.factories import flag, settings_of
+from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.parts import check_parts
 from fedjaxsim.runs.seeds import number_of
 from fedjaxsim.runs.settings import Layer, RunConfig, layered, static_keys
@@ -15,8 +16,8 @@ CONFIG = "config.toml"
 """The settings of a run in its directory."""
 OUTPUT = dict.fromkeys(
     (
-        "out", "overwrite", "quiet", "no_client_table", "from", "seeds", "name", "tags", "logger",
-        "explain", "checkpoint_every", "profile", "devices", "processes", "process", "coordinator",
+        "out", "overwrite", "from", "seeds", "name", "tags", "devices", "processes", "process",
+        "coordinator", *settings_of(RunOutput),
     ),
     "belongs on the command line, not in a file",
 )  # fmt: skip
