@@ -81,6 +81,7 @@ from fedjaxsim.engine.trained import (
     training_rows,
 )
 from fedjaxsim.engine.transfers import moves_data
+from fedjaxsim.engine.work import INTEGER, row_of
 from fedjaxsim.factories import maker
 from fedjaxsim.hyperparameters import (
     USUAL_CLIP,
@@ -963,7 +964,7 @@ class Simulation(Fixed):
             return program.plan
         devices = len(self.devices or (None,))
         rows = Rows.shapes(self.population, "train", self.algorithm)
-        state = jax.eval_shape(program.init, keys.seed_key(0), hparams)
+        state = self.state_shapes(hparams)
         held = bytes_of(rows) // devices + bytes_of(state.of_clients) // devices
         slots = min(self.sampler.scheme.capacity, -(-self.num_clients // devices))
         return program.plan.in_memory(slots, held, program.client_bytes(hparams, rows))
@@ -1142,6 +1143,20 @@ class Simulation(Fixed):
     def message_shapes(self, key: jax.Array, hparams: Hyperparameters) -> PyTree:
         """Return the shapes of one client's message; the first call checks all functions."""
         return self._trace(key, hparams).message
+
+    def state_shapes(self, hparams: Hyperparameters) -> SimulationState:
+        """Return the shapes of a run's first state; the first call checks all functions."""
+        return self._trace(keys.seed_key(0), hparams.as_arrays()).state
+
+    def metric_shapes(self, hparams: Hyperparameters) -> ClientMetrics:
+        """Return the shapes of one client's metrics in an evaluation."""
+        program, state = self.program, self.state_shapes(hparams)
+        rows = Rows.shapes(self.population, "validation", self.algorithm)
+        reading = program.plan_of_evaluation(state).reading
+        return jax.eval_shape(
+            lambda *args: program.measure_client(*args, reading),
+            state, row_of(state.personal), hparams.as_arrays(), INTEGER, rows,
+        )  # fmt: skip
 
     def bytes_sent(self, hparams: Hyperparameters) -> float:
         """Return the expected bytes of the messages of one round, of all clients who take part."""

@@ -255,11 +255,7 @@ class Program:
         plan = self.plan_of_evaluation(state)
 
         def one(personal, client_id):
-            with bind_weights(self.algorithm.task.frozen, rows.frozen):
-                params = self.predict(state, personal, hparams, client_id, rows, plan.reading)
-                key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
-                data = rows.of(client_id, key, self.minibatches, plan.reading)
-                return self.measure(params, data)
+            return self.measure_client(state, personal, hparams, client_id, rows, plan.reading)
 
         if clients is None:
             return map_clients(one, state.personal, self.partition.known_ids(), plan, rows)
@@ -277,6 +273,23 @@ class Program:
             return everyone.at[place].set(leaf, mode="drop")
 
         return self.partition.total(jax.tree.map(gathered, measured))
+
+    @traced_for_its_devices
+    def measure_client(
+        self,
+        state: SimulationState,
+        personal: PyTree,
+        hparams: Hyperparameters,
+        client_id: jax.Array,
+        rows: Rows,
+        reading: BatchReadOptions,
+    ) -> ClientMetrics:
+        """Compute the metrics of one client of this personal state on its rows."""
+        with bind_weights(self.algorithm.task.frozen, rows.frozen):
+            params = self.predict(state, personal, hparams, client_id, rows, reading)
+            key = keys.stream(state.key, Stream.EVALUATION, state.round, client_id)
+            data = rows.of(client_id, key, self.minibatches, reading)
+            return self.measure(params, data)
 
     @traced_for_its_devices
     def predict(

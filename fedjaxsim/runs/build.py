@@ -27,13 +27,11 @@ from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
 from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.engine.processes import is_first
 from fedjaxsim.engine.program import ClientMetrics, run_key
-from fedjaxsim.engine.rows import Rows
 from fedjaxsim.engine.shape_bytes import bytes_of
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.factories import is_user_code
 from fedjaxsim.hyperparameters import Default, Hyperparameters
 from fedjaxsim.kernels import backend
-from fedjaxsim.keys import seed_key
 from fedjaxsim.metrics import MetricRecords, metrics_to_tables, require_direction
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
@@ -117,11 +115,10 @@ class Experiment:
             eval_every=self.config.eval_every,
         )
 
-    @functools.cached_property
+    @property
     def state_shapes(self) -> SimulationState:
         """The shapes of its state."""
-        key = seed_key(0)
-        return jax.eval_shape(self.simulation.program.init, key, self.hparams.as_arrays())
+        return self.simulation.state_shapes(self.hparams)
 
     def planned(self, begin: int = 0, end: int | None = None) -> PrivacySpend:
         """Return the charges of rounds `begin` to `end`; by default of all rounds."""
@@ -145,24 +142,20 @@ class Experiment:
     @functools.cached_property
     def metrics(self) -> MetricRecords:
         """The records of the metrics of each client."""
-        return self.simulation.reported.metric_records(self._measured().sums)
+        return self.simulation.reported.metric_records(self._measured.sums)
 
     @property
     def judging(self) -> str:
         """The name of the client metric by which runs are judged on validation rows."""
-        measured = self._measured()
+        measured = self._measured
         of_clients = {*measured.sums, *measured.values}
         first = next(name for name in self.metrics if name in of_clients)
         return self.config.judged_by(of_clients) or first
 
+    @functools.cached_property
     def _measured(self) -> ClientMetrics:
-        """Return the shapes of the metrics that evaluations compute."""
-        return jax.eval_shape(
-            self.simulation.program.evaluate,
-            self.state_shapes,
-            self.hparams.as_arrays(),
-            Rows.shapes(self.simulation.population, "validation", self.simulation.algorithm),
-        )
+        """The shapes of the metrics of one client."""
+        return self.simulation.metric_shapes(self.hparams)
 
     def draws(self) -> tuple[Drawn, ...]:
         """Return the draws of all rounds of a run, unless it is a later stage."""
@@ -207,13 +200,19 @@ def draws_of(key: jax.Array, rounds: int) -> Drawn:
     return Drawn(hex_digest(key_digest(run_key(key))), rounds)
 
 
+@functools.cache
+def _installed() -> dict[str, str]:
+    """Return the versions of packages, whose descriptions take longer to read than settings."""
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
 def versions() -> dict[str, str]:
     """Return the versions of the programs, and the device."""
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),
         "fedjaxsim": __version__,  # also of a checkout that is not installed
-        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        **_installed(),
         "device": f"{device.platform}: {device.device_kind}",
     }
 

@@ -31,7 +31,7 @@ def traffic(simulation: Simulation, hparams: Hyperparameters) -> Record:
     """
     hparams, key = hparams.as_arrays(), seed_key(0)
     sends = simulation.mechanism.event.releases
-    state = jax.eval_shape(simulation.program.init, key, hparams)
+    state = simulation.state_shapes(hparams)
     sampler = simulation.sampler
     return {
         "message_bytes": bytes_of(simulation.message_shapes(key, hparams)) if sends else 0,
@@ -44,7 +44,7 @@ def bytes_per_run(simulation: Simulation, hparams: Hyperparameters) -> int:
     """Estimate from above the bytes that one more run of many in a batched program needs."""
     hparams, program = hparams.as_arrays(), simulation.program
     rows = Rows.shapes(simulation.population, "train", simulation.algorithm)
-    state = jax.eval_shape(program.init, seed_key(0), hparams)
+    state = simulation.state_shapes(hparams)
     plan = program.plan.for_runs(_MANY)
     batch = 1 if plan.scans else plan.chunk_size
     return _STATE_COPIES * bytes_of(state) + batch * program.client_bytes(hparams, rows)
