@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Call:
         parts = {role: _names(flags.get(role)) or file.parts(role) for role in ROLES}
         parts = {role: names for role, names in parts.items() if names}
         _start_for_user_code(parts, flags)
-        keys = file.settings_of_runs(parts)
+        keys = file.settings_of_runs(flags | parts)
         keys |= settings_of(SweepOptions) if command.takes_axes else {}
         flags, other_words = split(words, keys | command.flags)  # now with those of the parts
     own_flags = {name: value for name, value in flags.items() if name in command.flags}

@@ -105,14 +105,14 @@ class SweepFile(NamedTuple):
         return SweepFile(rest(base) | values, options, tables, boxes, search)
 
     def settings_of_runs(self, changes: Values) -> dict[str, Setting]:
-        """Return the settings that the parts of its runs have, with parts of `changes`."""
+        """Return the settings that its runs have, with `changes`; several parts are a list."""
         names = {role: changes.get(role, self.parts(role)) for role in ROLES}
         parts = {role: of if isinstance(of, list) else [of] for role, of in names.items() if of}
         settings = dict[str, Setting]()
         for combined in itertools.product(*parts.values()):
             run = dict(zip(parts, combined, strict=True))
             check_parts(run)
-            settings |= table_of({**self.base, **run}).keys
+            settings |= table_of({**self.base, **changes, **run}).keys
         return settings
 
     def parts(self, role: str) -> list[str]:
