@@ -4,6 +4,7 @@
 `compare_records` makes a table of the records of several runs.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -405,21 +406,26 @@ class Log(Callback):
 
     def start(self, state: SimulationState) -> None:
         """Read the last step that was written."""
-        self._last = _NONE
-        if self._path is not None and self._path.exists():
-            self._last = int(self._path.read_text("utf-8"))
+        self.open(self.run.closing)
+
+    def open(self, closing: contextlib.ExitStack) -> None:
+        """Read the last step that was written; the writer is closed at the end of `closing`."""
+        self._last = last_step(self._path)
         close = getattr(self._write, "close", None)
         if close is not None and is_first():
-            self.run.closing.callback(self._tried, close)
+            closing.callback(self._tried, close)
 
     def segment(self, state: SimulationState, segment: Segment) -> None:
         """Write an evaluation that was not written before."""
-        [record, *_] = strict(self.run.records(state, segment))
-        step = record.pop("round")
+        seconds = {f"seconds/{name}": value for name, value in self.run.phase_times.seconds.items()}
+        self.add(self.run.records(state, segment)[0] | seconds)
+
+    def add(self, record: Record) -> None:
+        """Write the record of a round, if it was not written before."""
+        values = {name: value for name, value in strict(record).items() if value is not None}
+        step = values.pop("round")
         if step <= self._last or self._fails or not is_first():
             return
-        seconds = {f"seconds/{name}": value for name, value in self.run.phase_times.seconds.items()}
-        values = {name: value for name, value in (record | seconds).items() if value is not None}
         if not self._tried(self._write, values, step):
             return
         self._last = step
@@ -441,6 +447,11 @@ class Log(Callback):
             self._fails = True
             return False
         return True
+
+
+def last_step(path: Path | None) -> int:
+    """Return the last step in the file of a `Log`; −1 without one."""
+    return int(path.read_text("utf-8")) if path is not None and path.exists() else _NONE
 
 
 class RunsReport(NamedTuple):

@@ -15,6 +15,7 @@ from fedjaxsim.extras import importing
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedjaxsim.runs.loggers import Factory
     from fedjaxsim.tuning.run import TuningResult
 
 _logger = logging.getLogger("fedjaxsim")
@@ -27,6 +28,7 @@ def sweep(
     seeds: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
+    logger: "str | Factory | Sequence[str | Factory]" = (),
 ) -> "pd.DataFrame":
     """Run a grid of settings as few programs; `fedjaxsim sweep` as a function.
 
@@ -38,19 +40,23 @@ def sweep(
       seeds: number of seeds of each setting.
       overwrite: whether to replace the results in the folder.
       quiet: whether no progress is shown.
+      logger: names of trackers, or factories `(settings, path) -> write(record, step)`, which get
+        each finished run as a separate run, once.
 
     Returns:
       One row for each run and evaluation: the swept settings, metrics, and ε so far.
     """
     with importing("tables"):
         import pandas as pd
+    from fedjaxsim.runs.loggers import find_loggers
     from fedjaxsim.runs.sweep_results import RESULTS, read_results
     from fedjaxsim.runs.sweep_runs import read_plan
     from fedjaxsim.runs.sweeping import prepare_sweep
 
     settings = plan if isinstance(plan, Mapping) else {}
     sweep_plan = read_plan(None if isinstance(plan, Mapping) else Path(plan), settings, seeds)
-    prepared = prepare_sweep(sweep_plan, Path(out), overwrite=overwrite, quiet=quiet)
+    how: dict[str, Any] = {"loggers": find_loggers(logger), "overwrite": overwrite, "quiet": quiet}
+    prepared = prepare_sweep(sweep_plan, Path(out), **how)
     if prepared.remark:
         _logger.warning(prepared.remark)
     prepared.run(Event())
@@ -67,6 +73,7 @@ def tune(
     metric: str | None = None,
     overwrite: bool = False,
     quiet: bool = False,
+    logger: "str | Factory | Sequence[str | Factory]" = (),
 ) -> "TuningResult":
     """Tune hyperparameters by descent through whole runs; `fedjaxsim tune` as a function.
 
@@ -79,11 +86,13 @@ def tune(
       metric: smooth metric to improve; by default loss.
       overwrite: whether to replace the tuning in the folder.
       quiet: whether no progress is shown.
+      logger: names of trackers, or factories as `sweep` takes; they get each point that was tried.
 
     Returns:
       The path: its best point, the settings with it, and their test on fresh seeds.
     """
     from fedjaxsim import checks
+    from fedjaxsim.runs.loggers import find_loggers
     from fedjaxsim.runs.settings import flag, run_config, unread_by
     from fedjaxsim.runs.settings_files import read_toml
     from fedjaxsim.tuning.run import prepare_tuning
@@ -95,7 +104,8 @@ def tune(
     checks.count(2, seeds=seeds)
     checks.count(steps=steps)
     asked = {"wrt": tuple(wrt), "seeds": seeds, "steps": steps, "metric": metric}
-    tuning = prepare_tuning(config, Path(out), asked, overwrite=overwrite, quiet=quiet)
+    how: dict[str, Any] = {"loggers": find_loggers(logger), "overwrite": overwrite, "quiet": quiet}
+    tuning = prepare_tuning(config, Path(out), asked, **how)
     return tuning.run(Event())
 
 

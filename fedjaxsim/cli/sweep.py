@@ -30,6 +30,7 @@ def sweep(
     score_largest: float = 1.0,
     quiet: Quiet = False,
     checkpoint_every: Count | None = None,
+    logger: tuple[str, ...] = (),
     devices: LocalDevices,
     figure: FigureAxis,
 ) -> Work:
@@ -47,6 +48,7 @@ def sweep(
       score_noise: z of the noise on the validation metric by which it is selected.
       score_largest: Public bound to which clients' metrics are clipped for that.
       checkpoint_every: Rounds between checkpoints, as for `run`.
+      logger: Trackers, as for `run`; each finished run is a separate run there.
     """
     chooses = select_privately is not None
     if chooses != (score_noise is not None) or (score_largest != 1 and not chooses):
@@ -58,8 +60,11 @@ def sweep(
     axis = figure.axis
     if chooses and axis.over != "rounds":
         raise ValueError("over has no effect with select-privately, which draws no curves")
+    if chooses and logger:
+        raise ValueError("select-privately excludes logger: its runs that lose stay secret")
     devices.start(quiet=quiet, exact=True)
     from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.loggers import find_loggers
     from fedjaxsim.runs.selecting import prepare_selection
     from fedjaxsim.runs.sweep_runs import read_plan, read_sweep
     from fedjaxsim.runs.sweeping import prepare_sweep
@@ -69,6 +74,7 @@ def sweep(
         if select_privately is None or score_noise is None:
             how: Any = {"checkpoint_every": checkpoint_every, "overwrite": overwrite}
             how |= {"quiet": quiet, "say_how_far": say_how_far, "axis": axis}
+            how |= {"loggers": find_loggers(logger)}
             return _work(prepare_sweep(read_plan(config, axes, seeds), out, **how))
         plan, score = read_sweep(config, axes, seeds), (score_noise, score_largest)
         how = {"overwrite": overwrite, "say_how_far": say_how_far}

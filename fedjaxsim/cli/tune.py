@@ -3,7 +3,7 @@
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fedjaxsim.cli.devices import LocalDevices
 from fedjaxsim.cli.flags import Overwrite, Quiet, Work
@@ -38,6 +38,7 @@ def tune(
     out: Path,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
+    logger: tuple[str, ...] = (),
     options: TuneOptions,
 ) -> Work:
     """Tune hyperparameters by gradient descent through whole runs, at a fixed guarantee.
@@ -49,18 +50,21 @@ def tune(
 
     Args:
       out: Directory for the results; the same command goes on there.
+      logger: Trackers of the points that are tried, as for `run`.
     """
     LocalDevices().start(quiet=quiet)
     from fedjaxsim.cli.messages import say
     from fedjaxsim.cli.process import end_stopped, stoppable
     from fedjaxsim.privacy.assumptions import SHARED_SEED
     from fedjaxsim.report.progress import doing
+    from fedjaxsim.runs.loggers import find_loggers
     from fedjaxsim.tuning.descent import NOT_FINITE
     from fedjaxsim.tuning.run import TUNED, prepare_tuning
 
-    asked = dataclasses.asdict(options)
+    asked, loggers = dataclasses.asdict(options), find_loggers(logger)
+    how: dict[str, Any] = {"loggers": loggers, "overwrite": overwrite, "quiet": quiet}
     with doing(f"reading {settings.data} and checking the tuning", quiet=quiet):
-        tuning = prepare_tuning(settings, out, asked, overwrite=overwrite, quiet=quiet)
+        tuning = prepare_tuning(settings, out, asked, **how)
 
     def work() -> int:
         with stoppable(lambda: "the steps so far are kept; the same command continues") as stop:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjaxsim import callbacks
+from fedjaxsim import callbacks, store
 from fedjaxsim.audit.bounds import AuditResult, result
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import DataSpec
@@ -55,6 +55,7 @@ from fedjaxsim.runs.memory import device_peak_bytes, peak_bytes, traffic
 from fedjaxsim.runs.output import USUAL_OUTPUT, RunOutput
 from fedjaxsim.runs.parts import run_user_code
 from fedjaxsim.runs.public import PUBLIC, is_covered, write_public
+from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.signals import Stop
 from fedjaxsim.simulation import Simulation
@@ -131,7 +132,7 @@ def execute(stage: Stage, stop: Stop, output: RunOutput = USUAL_OUTPUT) -> Execu
         if begin is not None and int(state.round) == 0:
             checkpoints.save(state)
         if is_first():
-            watching += _logging(stage)
+            watching += logs_of(stage.loggers, config, directory.path)
     history: Sequence[Segment] = ()
     first, phase_times = int(state.round), PhaseTimes()
     if first < rounds:
@@ -207,18 +208,46 @@ def execute(stage: Stage, stop: Stop, output: RunOutput = USUAL_OUTPUT) -> Execu
     return Executed(strict(summary), report, state, audit)
 
 
-def _logging(stage: Stage) -> list[callbacks.Log]:
-    """Return the callbacks that forward the records of a run; a secret seed stays here."""
-    config, path = stage.experiment.config, stage.path
-    assert path is not None
-    settings = config.settings()
+def logs_of(
+    loggers: Mapping[str, Factory], config: RunConfig, path: Path, **more: Any
+) -> list[callbacks.Log]:
+    """Return what forwards records to loggers, with settings and `more`; a secret seed stays here.
+
+    `path` is the folder of what they keep.
+    """
+    settings = config.settings() | more
     if config.has_secret_seed:
         settings = {name: value for name, value in settings.items() if "seed" not in name}
     made = []
-    for name, factory in stage.loggers.items():
+    for name, factory in loggers.items():
         write = run_user_code(f"logger {name}", functools.partial(factory, settings, path))
-        made.append(callbacks.Log(write, path / LOGS / f"{name.replace(':', '.')}.step"))
+        made.append(callbacks.Log(write, _steps(path, name)))
     return made
+
+
+def log_finished(
+    loggers: Mapping[str, Factory], config: RunConfig, path: Path, records: Sequence[Record]
+) -> None:
+    """Forward the records of a finished run, each once; a logger that cannot begin is warned of."""
+    end = records[-1]["round"]
+    for name, factory in loggers.items():
+        if callbacks.last_step(_steps(path, name)) >= end:
+            continue
+        store.make_folder(path)
+        try:
+            [log] = logs_of({name: factory}, config, path)
+        except ValueError as error:
+            warnings.warn(f"{error}: nothing is logged", stacklevel=2)
+            continue
+        with contextlib.ExitStack() as closing:
+            log.open(closing)
+            for record in records:
+                log.add(record)
+
+
+def _steps(path: Path, logger: str) -> Path:
+    """Return the file with the last step that a logger wrote."""
+    return path / LOGS / f"{logger.replace(':', '.')}.step"
 
 
 def _watching(

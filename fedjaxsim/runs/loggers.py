@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,22 @@ LOGGERS: dict[str, tuple[Factory, tuple[tuple[str, ...], ...]]] = {
 """Named factories, each with sets of packages that it can use; one set is enough."""
 
 
-def find_logger(name: str) -> Factory:
-    """Return the factory of a logger, or of a user's "module:factory".
+def find_loggers(loggers: "str | Factory | Sequence[str | Factory]") -> dict[str, Factory]:
+    """Return the factories that loggers name; a factory itself stays.
 
     Raises:
-      ValueError: for an unknown name, or without its package.
+      ValueError: for an unknown name, one without its package, or what is no factory.
     """
-    if is_user_code(name):
-        factory = find_user_code("logger", name)
+    every = [loggers] if isinstance(loggers, str) or callable(loggers) else loggers
+    return dict(map(_named_factory, every))
+
+
+def _named_factory(logger: str | Factory) -> tuple[str, Factory]:
+    name = logger if isinstance(logger, str) else getattr(logger, "__name__", "logger")
+    if callable(logger) or is_user_code(name):
+        factory = logger if callable(logger) else find_user_code("logger", name)
         check_takes("logger", name, factory, {}, Path())
-        return factory
+        return name, factory
     if name not in LOGGERS:
         hint = checks.did_you_mean(name, LOGGERS)
         allowed = f"{', '.join(LOGGERS)} or MODULE:FACTORY"
@@ -98,7 +104,7 @@ def find_logger(name: str) -> Factory:
     factory, packages = LOGGERS[name]
     if not any(all(map(_is_there, needed)) for needed in packages):
         raise ValueError(f"logger {name} needs a package: pip install {packages[0][0]}")
-    return factory
+    return name, factory
 
 
 def _is_there(package: str) -> bool:

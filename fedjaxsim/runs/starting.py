@@ -30,7 +30,7 @@ from fedjaxsim.runs.execute import (
     spent_in_all,
     start_from,
 )
-from fedjaxsim.runs.loggers import Factory, find_logger
+from fedjaxsim.runs.loggers import Factory, find_loggers
 from fedjaxsim.runs.output import USUAL_OUTPUT, RunOutput
 from fedjaxsim.runs.settings import RunConfig
 from fedjaxsim.runs.settings_files import read_toml
@@ -95,7 +95,7 @@ def _find_loggers(names: Sequence[str], out: Path | None) -> dict[str, Factory]:
     """Return a dict of loggers' factories."""
     if names and out is None:
         raise ValueError("logger needs out, the directory that keeps what was logged")
-    return {name: find_logger(name) for name in names}
+    return find_loggers(names)
 
 
 def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:

@@ -5,6 +5,7 @@ A sweep directory holds
     sweep.toml          the sweep as asked for (it can be run again), resolved values, versions
     results.parquet     finished runs: one row per run and evaluation, by run and round
     ledgers.json        the ledger of each finished run: what its releases were charged
+    loggers/            what trackers keep of each run; see `loggers.py`
     search/             the runs that chose the settings, another sweep, if the file searches
     checkpoint/         the chunk in progress: its rows so far and the state of the engine
     report.json         a summary, guarantees, draws, and what is not covered; written last
@@ -77,6 +78,7 @@ from fedjaxsim.report.results import (
 from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, versions
 from fedjaxsim.runs.directory import OTHER_DATA, other_results, settings_digest
+from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.runs.settings_files import RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP, SweepOptions
@@ -133,7 +135,7 @@ class SweepDirectory:
         overwrite: bool = False,
     ) -> "SweepDirectory":
         """Make the directory, or open it to resume the same runs; another sweep is refused."""
-        names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP) if overwrite else ()
+        names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP, LOGS) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
         if not overwrite:
             check_same(path, sweep, data)

@@ -5,10 +5,11 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,9 @@ from fedjaxsim.runs.build import (
     trusts_code,
 )
 from fedjaxsim.runs.directory import fingerprint_of
+from fedjaxsim.runs.execute import log_finished
+from fedjaxsim.runs.loggers import FOLDER as LOGS
+from fedjaxsim.runs.loggers import Factory
 from fedjaxsim.runs.memory import bytes_per_run
 from fedjaxsim.runs.sweep_results import (
     SEARCH,
@@ -100,6 +104,7 @@ class Sweep:
       chooses: whether the runs choose settings, and have no report.
       quiet: whether no progress is shown.
       axis: horizontal axis of the curves.
+      loggers: a dict of trackers' factories, which get each finished run as a separate run.
     """
 
     plan: SweepRuns
@@ -109,6 +114,7 @@ class Sweep:
     chooses: bool = False
     quiet: bool = False
     axis: Axis = ROUNDS
+    loggers: Mapping[str, Factory] = dataclasses.field(default_factory=dict)
 
     @property
     def remark(self) -> str:
@@ -123,6 +129,7 @@ class Sweep:
         plan, directory = self.plan, self.directory
         begun, finished = directory.checkpoint(), directory.finished()
         done = len(finished)
+        self._log()  # of what an interruption left
         every = (_chunks(plan, family, finished, begun) for family in self.families)
         for chunk in _compiled_ahead(every, quiet=self.quiet):
             if begun and tuple(begun.note["runs"]) != chunk.runs:
@@ -130,6 +137,7 @@ class Sweep:
             title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
             progress = callbacks.Progress(title, quiet=self.quiet)
             _compute(chunk, directory, stop, self.checkpoint_every, progress)
+            self._log()
             if stop.is_set():
                 break
             done += len(chunk.runs)
@@ -144,6 +152,17 @@ class Sweep:
         worse = warn_of_constants(best, runs, experiments)
         advice = (*worse, *advise_on_noise(runs, experiments))
         return result._replace(best=best, reports=reports, advice=advice)
+
+    def _log(self) -> None:
+        """Forward the finished runs to the loggers, without the swept settings in their rows."""
+        folder, settings = self.directory.path, {"run", "delta", *self.plan.columns}
+        for run in self.directory.runs() if self.loggers else ():
+            rows = [{k: v for k, v in row.items() if k not in settings} for row in run.rows]
+            config, path = (
+                self.plan.runs[int(run.name)],
+                folder / LOGS / f"{folder.name}-{run.name}",
+            )
+            log_finished(self.loggers, config, path, rows)
 
     def _draw(self, runs: list[Run], best: Best, experiments: dict[int, Experiment]) -> None:
         if missing("plots") is not None:
@@ -195,11 +214,13 @@ def prepare_sweep(
     quiet: bool = False,
     chooses: bool = False,
     axis: Axis = ROUNDS,
+    loggers: Mapping[str, Factory] = MappingProxyType({}),
     say_how_far: Callable[[str], None] = lambda _: None,
 ) -> Sweep | SearchedSweep:
     """Check all input of a sweep before anything is computed, and open its folder."""
     check_place(out, "sweep")
     how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet, "axis": axis}
+    how |= {"loggers": loggers}
     if isinstance(plan, Search):
         prepare = functools.partial(prepare_sweep, overwrite=overwrite, **how)
         first = prepare(plan.tuning(), out / SEARCH, chooses=True, say_how_far=say_how_far)

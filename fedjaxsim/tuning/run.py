@@ -6,10 +6,12 @@ A tuning's directory holds
     tuned.toml  the settings with the result, for `fedjaxsim run`
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +33,9 @@ from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_user_code, draws_of, versions
 from fedjaxsim.runs.directory import OTHER_DATA, fingerprint_of, other_results
+from fedjaxsim.runs.execute import logs_of
+from fedjaxsim.runs.loggers import FOLDER as LOGS
+from fedjaxsim.runs.loggers import Factory
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.tuning.descent import (
@@ -88,6 +93,7 @@ class Tuning:
       record: what `path.json` says of the tuning as a whole.
       known: points that were measured before an interruption.
       quiet: whether no progress is shown.
+      loggers: a dict of trackers' factories, which get each point that is tried.
     """
 
     path: Path
@@ -101,6 +107,7 @@ class Tuning:
     record: Record
     known: list[tuple[Point, ObjectiveValue]]
     quiet: bool = False
+    loggers: Mapping[str, Factory] = dataclasses.field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -111,6 +118,7 @@ class Tuning:
         """Descend, and test the result on fresh seeds; setting `stop` ends it after a point."""
         path, record, measure, measured = self.path, dict(self.record), self.measure, [*self.known]
         steps: list[Step] = []
+        logs = logs_of(self.loggers, self.setup.final.config, path, **record["asked"])
 
         def remembered(point: Point) -> ObjectiveValue:
             """Measure a point, unless it was measured before an interruption."""
@@ -123,10 +131,15 @@ class Tuning:
             steps.append(step)
             if not measured:
                 _write(path, record, steps)
+            for log in logs:
+                log.add(self._logged(len(steps) - 1, step))
             bar.show(len(steps) - 1, words_of(step, self.metric))
             return bool(measured) or not stop.is_set()
 
-        with Bar("tune", self.steps, quiet=self.quiet) as bar:
+        with contextlib.ExitStack() as closing:
+            for log in logs:
+                log.open(closing)
+            bar = closing.enter_context(Bar("tune", self.steps, quiet=self.quiet))
             trace = descend(
                 remembered,
                 self.start,
@@ -152,9 +165,20 @@ class Tuning:
         _write(path, record, trace.steps)  # the end, after all other files
         return TuningResult(path, self.metric, trace, ended, test, self.setup.statement)
 
+    def _logged(self, number: int, step: Step) -> Record:
+        """Return the record of a point for loggers; of clients' values it has the mean."""
+        point = {f"point/{name}": np.mean(value) for name, value in step.point.items()}
+        return {"round": number, self.metric: step.value, "accepted": step.accepted, **point}
+
 
 def prepare_tuning(
-    config: RunConfig, path: Path, asked: dict[str, Any], *, overwrite: bool, quiet: bool
+    config: RunConfig,
+    path: Path,
+    asked: dict[str, Any],
+    *,
+    overwrite: bool,
+    quiet: bool,
+    loggers: Mapping[str, Factory] = MappingProxyType({}),
 ) -> Tuning:
     """Check all input of a tuning before anything is computed, and open its folder.
 
@@ -209,7 +233,8 @@ def prepare_tuning(
     }
     if saved and saved["data_fingerprint"] != data:
         raise other_results(path, "tuning", {}, {}, OTHER_DATA)
-    make_directory(path, (PATH_JSON, TUNED) if overwrite else (), "tuning", overwrite=overwrite)
+    stale = (PATH_JSON, TUNED, LOGS) if overwrite else ()
+    make_directory(path, stale, "tuning", overwrite=overwrite)
     return Tuning(
         path,
         setup,
@@ -222,6 +247,7 @@ def prepare_tuning(
         record,
         measured,
         quiet,
+        loggers,
     )
 
 

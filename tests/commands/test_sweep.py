@@ -78,8 +78,23 @@ def test_the_function_returns_the_table_of_the_command_and_prints_nothing(
     settings = tomllib.loads(BASE + GRID)
     axes = settings.pop("sweep")
     same = {name.replace("-", "_"): value for name, value in (settings | axes).items()}
-    assert fjs.sweep(same, finished / "out", quiet=True).equals(frame)
+    logged: dict[str, list] = {}
+
+    def mine(settings, path):
+        rows = logged.setdefault(path.name, [settings])
+        return lambda record, step: rows.append((step, record))
+
+    for _ in range(2):  # a sweep that goes on logs nothing twice
+        assert fjs.sweep(same, finished / "out", quiet=True, logger=mine).equals(frame)
     assert capsys.readouterr().out == ""
+    assert len(logged) == 24
+    settings, *records = logged["out-3"]
+    row = frame[frame["run"] == 3].iloc[-1]
+    assert [step for step, _ in records] == [0, 2, 4, 6]
+    for name in ("seed", "noise_multiplier", "personalization", "learning_rate"):
+        assert settings[name] == row[name]
+        assert name not in records[-1][1]
+    assert records[-1][1]["test_excess_risk"] == row["test_excess_risk"]
     with pytest.raises(ValueError, match="axis"):
         fjs.sweep({"data": "digits"}, tmp_path / "none")
 

@@ -139,7 +139,16 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
 
     monkeypatch.setattr(process, "stop_on_signal", Caught)
     monkeypatch.setattr(tuning, "words_of", shown)
-    assert main([*SMALL, *PRIVATE, "--out", str(tmp_path)]) == 130
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_log.py").write_text(
+        "def tracker(settings, path):\n"
+        "    file = open(path / 'log', 'a')\n"
+        "    def write(*said): print(settings['wrt'], *said, file=file)\n"
+        "    write.close = file.close\n"
+        "    return write"
+    )
+    logged = ["--logger", "my_log:tracker"]
+    assert main([*SMALL, *PRIVATE, *logged, "--out", str(tmp_path)]) == 130
     path = read(tmp_path)
     assert path["stopped"] == "stopped by the user"
     assert path["steps"] == read(folder)["steps"][:2]
@@ -147,7 +156,11 @@ def test_the_same_seed_gives_the_same_path_until_ctrl_c_and_after_it(
     assert (tmp_path / "tuned.toml").exists()
     assert "stopped by Ctrl-C; the path so far is kept" in capsys.readouterr().err
     monkeypatch.undo()
-    assert main([*SMALL, *PRIVATE, "--out", str(tmp_path)]) == 0
+    assert main([*SMALL, *PRIVATE, *logged, "--out", str(tmp_path)]) == 0
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line.split()[-1] for line in lines] == ["0", "1", "2"]
+    assert f"'loss': {path['steps'][0]['value']}" in lines[0]
+    assert "'point/learning_rate': 0.1, 'point/clip': 0.3" in lines[0]
     assert (tmp_path / "path.json").read_bytes() == (folder / "path.json").read_bytes()
     assert (tmp_path / "tuned.toml").read_bytes() == (folder / "tuned.toml").read_bytes()
 

@@ -59,7 +59,7 @@ def fake(monkeypatch):
 def test_a_tracker_gets_settings_and_records_under_one_name(fake, tmp_path, name):
     package = fake(name)
     for _ in range(2):  # the second time it resumes
-        write: Any = loggers.find_logger(name)(SETTINGS, tmp_path)
+        write: Any = loggers.find_loggers(name)[name](SETTINGS, tmp_path)
         write({"test_accuracy": 0.5}, 3)
         write.close()
     [(_, first), (_, second)] = package.of("init")
@@ -72,7 +72,7 @@ def test_a_tracker_gets_settings_and_records_under_one_name(fake, tmp_path, name
 def test_mlflow_goes_on_with_the_run_that_it_began(fake, tmp_path):
     package = fake("mlflow")
     for _ in range(2):
-        write: Any = loggers.find_logger("mlflow")(SETTINGS, tmp_path)
+        write: Any = loggers.find_loggers("mlflow")["mlflow"](SETTINGS, tmp_path)
         write({"test_accuracy": 0.5}, 3)
         write.close()
     assert [kwargs["run_id"] for _, kwargs in package.of("start_run")] == [None, "run-1"]
@@ -84,7 +84,7 @@ def test_mlflow_goes_on_with_the_run_that_it_began(fake, tmp_path):
 
 def test_tensorboard_gets_a_scalar_for_each_number(fake, tmp_path):
     package = fake("tensorboardX")
-    write: Any = loggers.find_logger("tensorboard")(SETTINGS, tmp_path)
+    write: Any = loggers.find_loggers("tensorboard")["tensorboard"](SETTINGS, tmp_path)
     write({"test_accuracy": 0.5, "epsilon": 1.25}, 3)
     write.close()
     scalars = [args for args, _ in package.of("add_scalar")]
@@ -107,9 +107,11 @@ def test_a_logger_without_its_package_or_name_is_refused_before_a_run(tmp_path, 
 def test_torch_alone_is_no_tensorboard(monkeypatch):
     monkeypatch.setattr(loggers, "_is_there", lambda package: package == "torch")
     with pytest.raises(ValueError, match="pip install tensorboardX"):
-        loggers.find_logger("tensorboard")
+        loggers.find_loggers("tensorboard")
     monkeypatch.setattr(loggers, "_is_there", lambda package: package in ("torch", "tensorboard"))
-    assert loggers.find_logger("tensorboard") is loggers.tensorboard
+    assert loggers.find_loggers("tensorboard") == {"tensorboard": loggers.tensorboard}
+    with pytest.raises(ValueError, match=r"logger <lambda> must take \(settings, path\)"):
+        loggers.find_loggers([lambda: None])
 
 
 MINE = """
