@@ -4,6 +4,7 @@
 each.
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -21,12 +22,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
 from fedjaxsim.cli.messages import REFUSED, one_line
 from fedjaxsim.data import Population, load, save_folder, save_npz
+from fedjaxsim.data.tables import matlab_cells
 
 SECONDS = 20
 """Ends a hang; nothing here takes a tenth of it."""
@@ -69,7 +73,7 @@ class Format(NamedTuple):
       files: contents by path in a folder.
       read: reads the folder.
       pack: packs the mutated content of a file, with the checksums of the format.
-      quick, thorough: numbers of files of a quick and of a thorough test; few where each is read
+      quick, thorough: numbers of files of a quick and of a thorough test; fewer where each is read
         in a process of its own.
     """
 
@@ -261,6 +265,47 @@ def formats() -> dict[str, Format]:
     }
 
 
+_FORKS = """
+import os, runpy, sys
+import scipy.io
+for line in sys.stdin:
+    path, output, errors = line.split("\\t")
+    if not (child := os.fork()):
+        for number, file in ((1, output), (2, errors.strip())):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = [sys.argv[1], path]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Reads each file of the standard input in a process of its own, which has imported scipy."""
+
+
+@contextlib.contextmanager
+def _forked_readers() -> Iterator[None]:
+    """Fork the processes that read MATLAB files: each would take 0.3 s to import scipy."""
+    command, reader = [sys.executable, "-P", "-c", _FORKS, matlab_cells.__file__], None
+
+    def run(reading: list[str], **_: Any) -> SimpleNamespace:
+        nonlocal reader
+        if reader is None:
+            pipe = subprocess.PIPE
+            reader = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        path = reading[-1]
+        places = Path(f"{path}.output"), Path(f"{path}.errors")
+        print(path, *places, sep="\t", file=reader.stdin, flush=True)
+        code = int(reader.stdout.readline())
+        output, errors = (place.read_bytes() for place in places)
+        return SimpleNamespace(returncode=code, stdout=output, stderr=errors)
+
+    with mock.patch.object(matlab_cells, "subprocess", SimpleNamespace(run=run)):
+        yield
+    if reader is not None:
+        reader.communicate()
+
+
 def problems(made: Format, seeds: range) -> Iterator[str]:
     """Read a mutated file of a format for each seed; yield each answer that must not be."""
 
@@ -268,12 +313,13 @@ def problems(made: Format, seeds: range) -> Iterator[str]:
         raise AssertionError(f"no answer within {SECONDS} seconds")
 
     handler = signal.signal(signal.SIGALRM, late)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         folder = Path(place)
         for name, content in made.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(made.pack(content))
         made.read(folder)  # the libraries are in memory
+        stack.enter_context(_forked_readers())
         before = _peak()
         for seed in seeds:
             rng = random.Random(seed)
