@@ -1,36 +1,83 @@
 """The notebooks run from start to end, and show what they say they show."""
 
+import ast
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
+import jax
+import matplotlib as mpl
 import nbformat
 import pytest
+from matplotlib import pyplot as plt
 from nbclient import NotebookClient
 from support.problems import COMPILED_FOR_TESTS, HANGS
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-COMPILED_AS_FOR_USERS = "first_steps", "hypergradients"
-"""The others are compiled as all tests, in less than half of the time. In the thousands of runs of
-`hypergradients` optimized programs take less time than they cost."""
-COLLECT_SELDOM = "import gc\n\ngc.set_threshold(200_000, 20, 50)"
-"""As in all tests: Python's collector takes an eighth of a notebook's time."""
+IN_A_KERNEL = NOTEBOOKS / "first_steps.ipynb"
+"""The notebook that runs as for users; a kernel for each would import and compile all anew."""
+OPTIMIZED = NOTEBOOKS / "hypergradients.ipynb"
+"""In its thousands of runs optimized programs take less time than they cost."""
+pytestmark = [pytest.mark.exact_keys, pytest.mark.usefixtures("exact_noise")]
+
+
+def code_of(path):
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell.source for cell in cells if cell.cell_type == "code"]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_runs_and_draws_its_pictures(path, monkeypatch):
-    if path.stem in COMPILED_AS_FOR_USERS:
-        for name in COMPILED_FOR_TESTS:
-            monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("MPLBACKEND", raising=False)  # drawn in the notebook, as for users
-    notebook = nbformat.read(path, as_version=4)
-    notebook.cells.insert(0, nbformat.v4.new_code_cell(COLLECT_SELDOM))
-    resources = {"metadata": {"path": path.parent}}
+def test_a_notebook_runs_in_a_kernel_and_draws_its_pictures(monkeypatch):
+    for name in (*COMPILED_FOR_TESTS, "MPLBACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    notebook = nbformat.read(IN_A_KERNEL, as_version=4)
+    resources = {"metadata": {"path": NOTEBOOKS}}
     NotebookClient(notebook, timeout=HANGS, startup_timeout=HANGS, resources=resources).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code" and "plt.subplots" in cell.source:
             kinds = [kind for output in cell.outputs for kind in output.get("data", {})]
             assert "image/png" in kinds
+
+
+def run_cell(source, module):
+    """Run a cell as a kernel does: show the value it ends with, and draw its open figures."""
+    lines = [line for line in source.splitlines() if not line.startswith("%matplotlib")]
+    tree, last = ast.parse("\n".join(lines)), ast.Constant(None)
+    if isinstance(shown := tree.body[-1], ast.Expr):
+        del tree.body[-1]
+        last = shown.value
+    exec(compile(tree, module.__name__, "exec"), vars(module))
+    value = eval(compile(ast.Expression(last), module.__name__, "eval"), vars(module))
+    getattr(value, "_repr_html_", value.__repr__)()
+    for number in plt.get_fignums():
+        plt.figure(number).canvas.draw()
+
+
+@pytest.fixture
+def compiled_as_suits(path):
+    jax.config.update("jax_disable_most_optimizations", path != OPTIMIZED)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("compiled_as_suits")
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(NOTEBOOKS.glob("*.ipynb")) if path != IN_A_KERNEL],
+    ids=lambda path: path.stem,
+)
+def test_the_cells_of_a_notebook_run_and_draw_their_pictures(path, monkeypatch):
+    module = ModuleType(path.stem)
+    monkeypatch.setitem(sys.modules, path.stem, module)
+    monkeypatch.setattr(plt, "show", lambda: None)
+    monkeypatch.chdir(NOTEBOOKS)
+    with mpl.rc_context():
+        for source in code_of(path):
+            run_cell(source, module)
+            assert bool(plt.get_fignums()) == ("plt.subplots" in source)
+            plt.close("all")
 
 
 def test_tutorials_have_a_number_say_what_one_learns_and_end_with_an_exercise():

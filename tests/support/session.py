@@ -47,6 +47,7 @@ _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
 _DRAWN = plots.content
 _GROWTH = 700_000_000
 """Bytes by which a process grows before it lets go of its programs."""
+_LONG = ("test_notebooks.py", "test_gallery.py")
 _BLANK = plots.content(plots.picture("", 0.1, 0.1))
 
 
@@ -180,7 +181,11 @@ hypothesis.settings.load_profile("tests")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What a shared simulation has compiled serves all its tests, whatever their files."""
+    """What a shared simulation has compiled serves all its tests, whatever their files.
+
+    Files that take minutes come first: at the end, the other workers would wait for one of them.
+    """
+    items.sort(key=lambda item: item.path.name not in _LONG)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(simulations.group_of(item)))
 
