@@ -51,7 +51,8 @@ def imports_of(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedjaxsim":
             assert node.module is not None
             parts = node.module.split(".")
-            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+            names = {alias.name for alias in node.names} - {"__version__"}
+            found |= {parts[1]} if len(parts) > 1 else names
         elif isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
             found |= {name[1] for name in names if name[0] == "fedjaxsim" and len(name) > 1}
