@@ -88,7 +88,7 @@ def print_comparison(comparison: "Comparison") -> None:
     from fedjaxsim.report.labels import data_label
     from fedjaxsim.report.results import cells, headings
 
-    rows, means = comparison.described_rows, comparison.means
+    rows, means = comparison.described_rows(), comparison.means
     data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
     title = data.pop() if len(data) == 1 else None
     print_table(rows[:_MOST_RUNS], title, comparison.metrics, condensed=True)

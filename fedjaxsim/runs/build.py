@@ -77,6 +77,12 @@ class Experiment:
         return f"{algorithm} {model} on {Path(spec.path).name or spec.kind}"
 
     @property
+    def public(self) -> tuple[str, ...]:
+        """Sentences on choices that read private rows, and on what is taken as public."""
+        sim = self.simulation
+        return (*self.config.public, *sim.public, *sim.assumed_of(self.hparams))
+
+    @property
     def noise_multiplier(self) -> float:
         """The z of every round; for a schedule, the constant z with the same Σ 1/z²."""
         return equally_costly(np.asarray(self.hparams.get("noise_multiplier", 0.0)))

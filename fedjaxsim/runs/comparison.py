@@ -19,7 +19,7 @@ from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric
 from fedjaxsim.privacy import entries
 from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.files import KINDS, csv_text, intact, strict
-from fedjaxsim.report.labels import algorithm_title, key_label, setting_label, value_label
+from fedjaxsim.report.labels import algorithm_title, key_label, setting_label, short_name
 from fedjaxsim.report.progress import decimals
 from fedjaxsim.report.remedies import list_worse
 from fedjaxsim.report.results import (
@@ -124,17 +124,8 @@ class Comparison:
         """The summary of each run, with its name."""
         return [run.row for run in self.runs]
 
-    @property
-    def described_rows(self) -> list[Record]:
-        """The rows; names of a sweep's runs are followed by their swept values."""
-        return self._described(functools.partial(value_label, "algorithm"))
-
-    @property
-    def titled_rows(self) -> list[Record]:
-        """The described rows of a page or paper, with the names of systems as in figures."""
-        return self._described(algorithm_title)
-
-    def _described(self, name_algorithm: Callable[[str], str]) -> list[Record]:
+    def described_rows(self, name_algorithm: Callable[[str], str] = short_name) -> list[Record]:
+        """Return the rows; names of a sweep's runs are followed by their swept values."""
         rows = self.rows
         for row, run in zip(rows, self.runs, strict=True):
             words = [
@@ -161,7 +152,7 @@ class Comparison:
 
     def tables(self) -> list[TextTable]:
         """Return the tables of a page: means over seeds, runs, clients, settings that differ."""
-        tables = []
+        tables, titled_rows = [], self.described_rows(algorithm_title)
         if self.means:
             label = column_label(self.means[0]["metric"], self.metrics)
             rows = [
@@ -175,7 +166,7 @@ class Comparison:
             ]
             tables.append(TextTable(title, [*headings(rows, label), "ε\nzero-out"], lines))
         tables.append(
-            table_of_runs(self.titled_rows, "Runs", self.metrics, condensed=True, printed=True)
+            table_of_runs(titled_rows, "Runs", self.metrics, condensed=True, printed=True)
         )
         if of_clients := [run for run in self.runs if run.clients is not None]:
             metric = column_metric(self.column, self.metrics)
@@ -238,7 +229,7 @@ class Comparison:
             texts,
             {
                 row["run"]: os.path.relpath(run.path, out.parent)
-                for rows in (self.rows, self.titled_rows)
+                for rows in (self.rows, self.described_rows(algorithm_title))
                 for row, run in zip(rows, self.runs, strict=True)
             },
         )

@@ -165,9 +165,8 @@ def execute(stage: Stage, stop: Stop, output: RunOutput = USUAL_OUTPUT) -> Execu
     if last.pop(SAMPLED, None) is not None:
         last |= _of_all(simulation, state, hparams, evaluation, last)
     out_of_patience = patience is not None and patience.exhausted
-    stop.is_writing = (
-        True  # before the last look at `stop`: no signal between them ends the writing
-    )
+    # Before the last look at `stop`, so that no signal between them ends the writing.
+    stop.is_writing = True
     summary = {
         **_progress(experiment, state, rounds, out_of_patience, any(from_all(stop.is_set()))),
         **last,

@@ -55,8 +55,12 @@ def judged(
     count = judged_rows.splits[judged_split].count
     if not judged_rows.has(judged_split):
         raise ValueError(f"split {split} has no rows: nothing of it can be judged")
+    groups: dict[str, str] | None = None
     if by is not None and by != "class":
-        _check_groups(names[count > 0].tolist(), by)
+        groups = {str(name): str(group) for name, group in by.items()}
+        without = [name for name in names[count > 0].tolist() if name not in groups]
+        if without:
+            raise ValueError(f"client {without[0]!r} has no group ({len(without)} such clients)")
     models: list[Judged] = []
     if took_part.any():
         models.append(PERSONAL)
@@ -75,8 +79,8 @@ def judged(
             names = _names(run)
             tested = sim.with_population(with_test_rows(run, rows))
             evaluation = tested.evaluate(state, hparams, "test")
-        groups = None if by is None else _groups(names, by)
-        lines += [{"model": model, **line} for line in _lines(evaluation, groups)]
+        of_clients = None if groups is None else [groups.get(name, "") for name in names.tolist()]
+        lines += [{"model": model, **line} for line in _lines(evaluation, of_clients)]
     return frame_of({name: np.array([line[name] for line in lines]) for name in lines[0]})
 
 
@@ -90,20 +94,6 @@ def frame_of(columns: Mapping[str, np.ndarray]) -> "pd.DataFrame":
 def _names(population: Population) -> np.ndarray:
     """Return the clients' names as text, (m,)."""
     return population.names.astype(str)
-
-
-def _check_groups(names: list[str], by: Mapping[Any, str]) -> None:
-    """Check that clients who have rows have a group."""
-    grouped = {*map(str, by)}
-    without = [name for name in names if name not in grouped]
-    if without:
-        raise ValueError(f"client {without[0]!r} has no group ({len(without)} such clients)")
-
-
-def _groups(names: np.ndarray, by: Mapping[Any, str]) -> list[str]:
-    """Return the group of each client, "" without one."""
-    of_names = {str(name): str(group) for name, group in by.items()}
-    return [of_names.get(name, "") for name in names.tolist()]
 
 
 def _lines(evaluation: Evaluation, groups: list[str] | None) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ from fedjaxsim.runs.build import Experiment, draws_of
 from fedjaxsim.runs.directory import GUARANTEE
 from fedjaxsim.runs.public import MODEL, write_model
 from fedjaxsim.runs.sweep_runs import SweepRuns
-from fedjaxsim.runs.sweeping import experiments_of, families_of, validates
+from fedjaxsim.runs.sweeping import experiments_of, families_of
 
 SELECTION = "selection.json"
 _FILES = (SELECTION, MODEL, GUARANTEE)
@@ -121,7 +121,7 @@ def _candidates(plan: SweepRuns, say_how_far: Callable[[str], None]) -> list[Exp
     for experiment in experiments:
         if why := no_guarantee(experiment.planned()):
             raise ValueError(f"a candidate has no guarantee: {why}")
-        if not validates(experiment.simulation):
+        if not experiment.simulation.population.has("validation"):
             raise ValueError("select-privately needs rows to validate on: validation-fraction")
     shared = {
         "data": {experiment.config.data for experiment in experiments},
@@ -156,15 +156,7 @@ def _selection_report(
         charge for candidate in candidates for charge in candidate.simulation.prepared
     )
     epsilon = selection.epsilon(runs, charges, first.delta, [*prepared])
-    public = [
-        s
-        for candidate in candidates
-        for s in (
-            *candidate.simulation.public,
-            *candidate.simulation.assumed_of(candidate.hparams),
-            *candidate.config.public,
-        )
-    ]
+    public = [sentence for candidate in candidates for sentence in candidate.public]
 
     def guarantee(of_run: Guarantee) -> Guarantee:
         is_zero_out = of_run.adjacency == "zero_out"

@@ -436,29 +436,20 @@ def write_report(
         simulation, z = experiment.simulation, np.float32(experiment.noise_multiplier).item()
         scheme = simulation.sampler.scheme
         lost = (PrivacySpend(scheme, ChecksSkipped(reason=_NO_LEDGER), (), overflowed=True),)
-        public = (
-            *experiment.config.public,
-            *simulation.public,
-            *simulation.assumed_of(experiment.hparams),
-        )
         charges = ledgers.get(run, lost)
         sent = simulation.bytes_sent(experiment.hparams)
         work = simulation.round_work(experiment.hparams)
-        key = (charges, z, experiment.delta, public, simulation.num_clients, sent, work)
+        key = (charges, experiment.delta, experiment.public, z, scheme.clients, sent, work)
         charged.setdefault(key, []).append(run)
         for drawn in experiment.draws():
             draws.setdefault(drawn, []).append(run)
-    reports = [
-        report(charges, delta, assumed=[*public, SHARED_SEED])
-        for charges, _, delta, public, *_ in charged
-    ]
-    guarantees = [
-        {"runs": alike, "noise_multiplier": z, "clients": m, "bytes_sent": sent,
-         "work": work.record(), "guarantee": shared.to_json()}
-        for shared, ((_, z, _, _, m, sent, work), alike) in zip(
-            reports, charged.items(), strict=True
-        )
-    ]  # fmt: skip
+    reports, guarantees = list[Report](), list[Record]()
+    for (charges, delta, public, z, clients, sent, work), alike in charged.items():
+        reports.append(report(charges, delta, assumed=[*public, SHARED_SEED]))
+        guarantees.append({
+            "runs": alike, "noise_multiplier": z, "clients": clients, "bytes_sent": sent,
+            "work": work.record(), "guarantee": reports[-1].to_json(),
+        })  # fmt: skip
     content = {
         "summary": summary,
         "selection": SELECTION,

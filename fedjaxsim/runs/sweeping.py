@@ -51,7 +51,6 @@ from fedjaxsim.runs.sweep_results import (
     write_report,
 )
 from fedjaxsim.runs.sweep_runs import Search, SweepRuns
-from fedjaxsim.simulation import Simulation
 from fedjaxsim.simulation_batch import SimulationBatch
 
 _GB = 10**9
@@ -232,7 +231,7 @@ def prepare_sweep(
     firsts = [next(iter(family[0].values())) for family in families]
     metrics = merge_metrics(first.metrics for first in firsts)
     for first in firsts:
-        if chooses and not validates(first.simulation):
+        if chooses and not first.simulation.population.has("validation"):
             raise ValueError("a search chooses on validation rows: set validation-fraction")
     if plan.best_over or chooses:
         require_direction(next(iter(metrics)), metrics)
@@ -271,11 +270,6 @@ def experiments_of(families: list[Family]) -> dict[int, Experiment]:
     return {run: experiment for group in groups for run, experiment in group.items()}
 
 
-def validates(simulation: Simulation) -> bool:
-    """Return whether a client has validation rows."""
-    return simulation.population.has("validation")
-
-
 def _compute(
     chunk: _Chunk,
     directory: SweepDirectory,
@@ -294,12 +288,13 @@ def _compute(
         keep_last=False,
     )
     state = checkpoints.restore(batch.init(config.seed))
+    validated = batch.simulation.population.has("validation")
     state, _ = batch.run(
         state,
         config.rounds - int(state.round),
         eval_every=config.eval_every,
         callbacks=[
-            *([callbacks.Validation()] if validates(batch.simulation) else []),
+            *([callbacks.Validation()] if validated else []),
             recorded,
             progress,
             checkpoints,

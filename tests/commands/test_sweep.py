@@ -122,7 +122,7 @@ def test_the_runs_of_a_sweep_are_compared_with_their_whole_settings(finished, tm
     chosen = {tuple(run.settings[key] for key in (*places, "learning_rate")) for run in best.runs}
     assert chosen == {(*place, min(risk, key=lambda r: risk[r])) for place, risk in risks.items()}
     assert len(best.runs) == 8
-    run, label = best.runs[0], best.described_rows[0]["run"]
+    run, label = best.runs[0], best.described_rows()[0]["run"]
     values = "seed = 3, noise multiplier = 0 (no noise), personalization = 0.3, learning rate = 0.4"
     assert label == f"{run.name} {values}"
     edited = tmp_path / "edited"
