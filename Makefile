@@ -5,21 +5,21 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: test test-all lint types unit quick thorough compiled demo docs release clean
+.PHONY: test test-all lint types unit quick thorough whole compiled demo docs release clean
 
 # Every capability and every law once; test-all adds types, repetitions, features together and the site.
 test: lint unit
 
-# Types and pages take one core each, so they are last and at once.
-test-all: test thorough $(VENV)/docs-ready
-	$(MAKE) --jobs=2 types docs
+# Types and pages take the cores that tests leave while they wait for processes.
+test-all: lint $(VENV)/docs-ready
+	$(MAKE) --jobs=3 whole types docs
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/ready
-	$(BIN)/pyright --warnings --venvpath $(dir $(VENV))
+	nice $(BIN)/pyright --warnings --venvpath $(dir $(VENV))
 
 # Tests of a file, or of a shared simulation, use what one of them has set up or compiled.
 PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
@@ -35,6 +35,10 @@ quick: $(VENV)/ready
 thorough: $(VENV)/ready
 	$(PYTEST) -m thorough
 
+# Both at once: a file's quick and thorough tests share what they have set up.
+whole: $(VENV)/ready
+	$(PYTEST)
+
 # Every system, compiled for a TPU that is not there.
 compiled: $(VENV)/ready
 	$(INSTALL) --editable '.[tpu]'
@@ -45,7 +49,7 @@ demo: $(VENV)/demo-ready
 
 # Of the pages and notebooks; nothing is fetched but, the first time, what builds it.
 docs: $(VENV)/docs-ready
-	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
+	nice $(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
 	@echo "the site is build/site/index.html"
 
 # The files that are published, checked, and the demo of the wheel alone in an environment of its own.
