@@ -10,6 +10,7 @@ import pkgutil
 import re
 
 import dp_accounting
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -295,8 +296,11 @@ def test_a_client_of_a_group_may_meet_the_costliest_rounds():
     costliest = [Entry(1.0, 0.2, 2), Entry(2.0, 0.2, 1), Entry(4.0, 0.2, 1)]
 
     def met(event, scheme, xp=np):
-        z, p, rounds = (xp.asarray(values) for values in zip(*entries, strict=True))
-        groups = event.met(Cost(scheme, event, z, p, rounds), xp)[2:]
+        def groups_of(z, p, rounds):
+            return event.met(Cost(scheme, event, z, p, rounds), xp)[2:]
+
+        groups_of = groups_of if xp is np else jax.jit(groups_of)
+        groups = groups_of(*(np.asarray(values) for values in zip(*entries, strict=True)))
         return [Entry(*group) for group in zip(*(g.tolist() for g in groups), strict=True)]
 
     in_jit = [Entry(z, float(np.float32(p)), n) for z, p, n in costliest]

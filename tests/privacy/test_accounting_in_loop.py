@@ -1,6 +1,7 @@
 """ε inside jit, in float32, against float64 on the host."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -145,7 +146,8 @@ def test_other_schemes_are_bounds_on_their_accountants():
 def test_full_cohorts_tell_at_most_as_much_as_in_jit(m, p, capacity):
     scheme = SamplingScheme("poisson", m, capacity)
     (_, usual), (near, chance), _ = scheme.inclusions(p)
-    (weight, rate), (near_in_jit, chance_in_jit) = scheme.inclusions_in_jit(jnp.float32(p), jnp)
+    in_jit = jax.jit(lambda rate: scheme.inclusions_in_jit(rate, jnp))
+    (weight, rate), (near_in_jit, chance_in_jit) = in_jit(np.float32(p))
     assert (weight, float(rate)) == (1, pytest.approx(usual))
     assert near <= float(near_in_jit) <= max(1.15 * near, 1.0 if p * m > capacity else 0.0)
     assert chance <= float(chance_in_jit) <= max(1.1 * chance, 1.0 if p * m > capacity else 0.0)
@@ -168,11 +170,15 @@ def test_pure_releases_are_bounded_too():
 
 def test_sampled_pure_releases_cost_as_much_as_on_the_host():
     event, orders = Pure(), np.array(rdp.INTEGER_ORDERS)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def in_jit(z, p, adjacency):
+        return event.rdp(Entry(z, p, 1), adjacency, rdp.INTEGER_ORDERS, jnp)
+
     for z, p in ((7.0, 1e-4), (0.7, 0.2), (0.02, 0.2), (7.0, 1.0)):
         for adjacency in ("zero_out", "replace"):
             exact = randomized_response.answer(Entry(z, p, 1), 2.0, adjacency)[0]
-            entry = Entry(jnp.float32(z), jnp.float32(p), 1)
-            found = event.rdp(entry, adjacency, rdp.INTEGER_ORDERS, jnp)
+            found = in_jit(np.float32(z), np.float32(p), adjacency)
             np.testing.assert_allclose(found, np.minimum(orders * exact**2 / 2, exact), rtol=1e-5)
 
 

@@ -31,16 +31,20 @@ def way(replace):
     return "replace" if replace else "zero_out"
 
 
-def one_release_delta(epsilon, z, p, replace):
+def one_release_deltas(epsilons, z, p, replace):
     """δ(ε) of one release by integrating the positive part on a fine grid, both directions."""
     x = np.linspace(-12 * z - 1, 12 * z + 1, 400_001)
-    first = (1 - p) * norm.pdf(x, 0, z) + p * norm.pdf(x, 1, z)
-    second = first[::-1] if replace else norm.pdf(x, 0, z)
+    absent = norm.pdf(x, 0, z)
+    first = (1 - p) * absent + p * norm.pdf(x, 1, z)
+    second = first[::-1] if replace else absent
     width = x[1] - x[0]
-    return max(
-        width * np.maximum(a - math.exp(epsilon) * b, 0).sum()
-        for a, b in ((first, second), (second, first))
-    )
+    return [
+        max(
+            width * np.maximum(a - math.exp(epsilon) * b, 0).sum()
+            for a, b in ((first, second), (second, first))
+        )
+        for epsilon in epsilons
+    ]
 
 
 @pytest.mark.parametrize(("p", "z", "rounds", "delta", "zero_out", "replace"), REFERENCE)
@@ -62,9 +66,9 @@ def test_reference_values(p, z, rounds, delta, zero_out, replace):
 )
 @pytest.mark.parametrize("replace", [False, True])
 def test_one_release_is_the_hockey_stick_integral(p, z, replace):
-    profile = poisson((z, p, 1), adjacency=way(replace))
-    for epsilon in (0.0, 0.1, 0.7, 2.0):
-        exact = one_release_delta(epsilon, z, p, replace)
+    profile, epsilons = poisson((z, p, 1), adjacency=way(replace)), (0.0, 0.1, 0.7, 2.0)
+    exacts = one_release_deltas(epsilons, z, p, replace)
+    for epsilon, exact in zip(epsilons, exacts, strict=True):
         assert exact - 1e-9 <= profile.delta(epsilon) <= exact * (1 + 1e-4) + 1e-9
 
 
@@ -179,11 +183,11 @@ def test_opposite_messages_are_the_worst_replacement_under_sampling(angle):
     z, p = 1.0, 0.2
     direction = math.cos(angle * math.pi), math.sin(angle * math.pi)
     grid = np.linspace(-8, 8, 801)
-    x, y = np.meshgrid(grid, grid)
+    absent = np.outer(norm.pdf(grid), norm.pdf(grid))
 
     def density(center):
-        absent = norm.pdf(x) * norm.pdf(y)
-        return (1 - p) * absent + p * norm.pdf(x, center[0], z) * norm.pdf(y, center[1], z)
+        present = np.outer(*(norm.pdf(grid, place, z) for place in center))
+        return (1 - p) * absent + p * present
 
     first, second = density((1.0, 0.0)), density(direction)
     cell = (grid[1] - grid[0]) ** 2
@@ -242,9 +246,11 @@ def test_where_the_losses_of_very_many_rounds_are_cut_off_epsilon_is_a_bound(z, 
 def test_what_a_coarse_grid_cuts_off_below_and_above_only_adds(z, p, replace):
     # Each grid holds the points of the next one, so each cut and each rounding is upwards.
     fine, middle, coarse = (gaussian.sampled(z, p, replace, 0.032 * 2**k) for k in (0, 5, 7))
-    for epsilon in (0.0, 0.3, 1.0, 3.0, 10.0):
-        exact = one_release_delta(epsilon, z, p, replace)
-        deltas = [losses.profile([(one, 1)]).delta(epsilon) for one in (fine, middle, coarse)]
+    profiles = [losses.profile([(one, 1)]) for one in (fine, middle, coarse)]
+    epsilons = (0.0, 0.3, 1.0, 3.0, 10.0)
+    exacts = one_release_deltas(epsilons, z, p, replace)
+    for epsilon, exact in zip(epsilons, exacts, strict=True):
+        deltas = [profile.delta(epsilon) for profile in profiles]
         assert exact - 1e-9 <= deltas[0]
         assert deltas[0] <= deltas[1] + 1e-12 <= deltas[2] + 2e-12
     assert coarse[0].masses.sum() + coarse[0].infinite == pytest.approx(1, abs=1e-14)

@@ -26,6 +26,7 @@ from fedjaxsim.privacy.mechanisms import zeros
 from fedjaxsim.privacy.noise import normal
 from fedjaxsim.privacy.samplers.law import check_law
 
+pytestmark = pytest.mark.exact_keys
 M, G, Q, Z, DELTA = 12, 3, 0.1, 2.0, 1e-3
 TWO = tuple(square_root(2).tolist())
 CYCLIC = SamplingScheme("cyclic", 1000, 250, groups=4)
@@ -151,8 +152,9 @@ def test_a_full_cohort_of_a_turn_counts_as_known():
     assert (most + full, chance, known) == (1, p, 1)
     assert scheme.overflow(0.05) == excess(60, 250, p)
     # In jit by Chernoff's bound, e^(−n KL).
+    in_jit = jax.jit(lambda rate: scheme.inclusions_in_jit(rate, jnp))
     for rate in (0.02, 0.04, 0.05, 0.07):
-        (_, usual), (bound, _) = scheme.inclusions_in_jit(jnp.float32(rate), jnp)
+        (_, usual), (bound, _) = in_jit(np.float32(rate))
         true = scheme.inclusions(rate)[1][0]
         assert float(usual) == pytest.approx(4 * rate, rel=1e-6)
         assert true <= float(bound) <= min(1.0, 20 * true)
@@ -180,7 +182,8 @@ def test_the_banded_matrix_turns_the_noise_into_independent_normals(mechanism, c
     assert mechanism.event.coefficients == pytest.approx(c)
     start = 0 if rounds[0] == 0 else len(c) - 1
     recovered = (matrix(c, len(flat)) @ flat)[start:]
-    fresh = [normal(jax.random.fold_in(key, t), (4,)) for t in rounds[start:]]
+    of_round = jax.jit(lambda t: normal(jax.random.fold_in(key, t), (4,)))
+    fresh = [of_round(t) for t in rounds[start:]]
     np.testing.assert_allclose(recovered, 1.5 * 2.0 / 4.0 * np.array(fresh), atol=2e-6)
 
 

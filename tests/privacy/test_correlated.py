@@ -23,6 +23,7 @@ from fedjaxsim.privacy.mechanisms.sums import correlated
 from fedjaxsim.privacy.noise import normal
 from fedjaxsim.privacy.samplers import fixed_groups
 
+pytestmark = pytest.mark.exact_keys
 M, B, DELTA, Z = 10, 4, 1e-3, 5.0
 PLANS = [(1, 0.5, 12, 4), (2, 1.0, 9, 3), (3, 0.5, 11, 4), (8, 0.3, 20, 5), (6, 0.7, 13, 13)]
 
@@ -83,7 +84,7 @@ def test_coefficients_of_a_buffered_toeplitz_matrix_cost_what_jax_privacy_says()
     reference = toeplitz.minsep_sensitivity_squared(jnp.asarray(strategy, jnp.float32), groups)
     squared = gdp.squared_sensitivity(event.series, rounds, groups)
     assert squared == pytest.approx(float(reference), rel=1e-5)
-    in_loop = gdp.squared_sensitivity(event.series, rounds, groups, jnp)
+    in_loop = jax.jit(lambda: gdp.squared_sensitivity(event.series, rounds, groups, jnp))()
     assert squared == pytest.approx(float(in_loop), rel=1e-5)
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"coefficients": (1.0, 0.5)}, "no other may be positive"),
@@ -138,7 +139,8 @@ def test_a_release_adds_the_noise_of_earlier_rounds_again():
     def release(round_):
         return mechanism.release(zeros(message), 4.0, key, (), hparams, round_)
 
-    drawn = [normal(jax.random.fold_in(key, t), (3,)) for t in range(5)]
+    of_round = jax.jit(lambda t: normal(jax.random.fold_in(key, t), (3,)))
+    drawn = [of_round(t) for t in range(5)]
     for t in range(5):
         out = release(jnp.int32(t))
         d = [1.0, -0.5, -0.125]

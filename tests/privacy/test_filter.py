@@ -1,6 +1,7 @@
 """A budget holds for runs that choose rounds by their releases; a report of rounds does not."""
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -187,12 +188,12 @@ def test_a_second_account_of_a_kind_has_no_place():
 
 def test_a_cohort_with_few_places_costs_no_less_at_a_larger_rate():
     scheme = SamplingScheme("poisson", 50, 8)
-    for one, other in ((0.02, 0.05), (0.05, 0.06), (0.06, 0.08)):
-        for adjacency in ("zero_out", "replace"):
-            less, more = (
-                profile_of(charged(scheme, GAUSSIAN, (0.8, p, 20)), adjacency=adjacency)
-                for p in (one, other)
-            )
+    for adjacency in ("zero_out", "replace"):
+        profiles = [
+            profile_of(charged(scheme, GAUSSIAN, (0.8, p, 20)), adjacency=adjacency)
+            for p in (0.02, 0.05, 0.06, 0.08)
+        ]
+        for less, more in itertools.pairwise(profiles):
             assert all(less.delta(e) < more.delta(e) for e in (0.0, 0.3, 1.0, 3.0))
 
 

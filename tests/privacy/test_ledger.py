@@ -74,7 +74,7 @@ def test_not_a_number_joins_its_like_alone():
 
 def test_scan_counts_exactly_where_float32_sums_stop():
     before = 2**24 - 50  # float32 cannot count beyond 2²⁴.
-    first = charge(empty(1), 0.7, 0.1, 0)
+    first = compiled(empty(1), 0.7, 0.1, 0)
     ledger = dataclasses.replace(first, rounds=jnp.full(1, before))
     ledger, _ = jax.lax.scan(lambda c, _: (charge(c, 0.7, 0.1, 0), None), ledger, length=101)
     assert entries(ledger) == [Entry(float(np.float32(0.7)), float(np.float32(0.1)), before + 101)]
@@ -134,16 +134,19 @@ def test_groups_take_rounds_in_their_order_each_once():
 def test_a_ledger_keeps_an_account_for_every_sampler_and_mechanism():
     fixed = SamplingScheme("fixed", 100, 10)
     ledger = ledgers.Ledger((empty(1),))
-    once = ledgers.update(ledger, POISSON, GAUSSIAN, lambda c: charge(c, 2.0, 0.5, 0))
+    once = ledgers.update(ledger, POISSON, GAUSSIAN, lambda c: compiled(c, 2.0, 0.5, 0))
     assert len(ledgers.announce(once, [PrivacySpend(POISSON, GAUSSIAN, ())]).charges) == 1
     with pytest.raises(ValueError, match=r"'gaussian'.*'fixed'"):
         ledgers.update(once, fixed, GAUSSIAN, lambda c: c)
     both = ledgers.announce(once, [PrivacySpend(fixed, GAUSSIAN, ())], places=2)
-    both = ledgers.update(both, fixed, GAUSSIAN, lambda c: charge(c, 1.0, 0.1, 1))
-    key = jax.random.key(0)
-    drew = ledgers.drew(ledgers.with_key(both, key), key, jnp.int32(0))
-    drew = ledgers.drew(drew, key, jnp.int32(1))
-    assert ledgers.charged(drew) == [
+    both = ledgers.update(both, fixed, GAUSSIAN, lambda c: compiled(c, 1.0, 0.1, 1))
+
+    @jax.jit
+    def twice(ledger, key):
+        first = ledgers.drew(ledgers.with_key(ledger, key), key, jnp.int32(0))
+        return ledgers.drew(first, key, jnp.int32(1))
+
+    assert ledgers.charged(twice(both, jax.random.key(0))) == [
         (POISSON, GAUSSIAN, (Entry(2.0, 0.5, 1),), False, False),
         (fixed, GAUSSIAN, (Entry(1.0, float(np.float32(0.1)), 1),), False, False),
     ]

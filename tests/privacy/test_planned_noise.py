@@ -138,8 +138,9 @@ def test_an_overflowed_ledger_says_what_makes_room():
     sim = simulation("less and less")
     state = sim.init(0, settings(sim))
     (charges,) = state.privacy.charges
+    charge = jax.jit(ledger.charge)
     for round_ in range(9):
-        charges = ledger.charge(charges, Z / (1 + round_), 1.0, round_)
+        charges = charge(charges, Z / (1 + round_), 1.0, round_)
     spends = ledger.charged(ledger.Ledger((charges,), state.privacy.draws))
     assert spends[0].overflowed
     spends = [spends[0]._replace(redrawn=False)]

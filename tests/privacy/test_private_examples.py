@@ -557,20 +557,27 @@ def test_one_client_runs_dp_sgd():
     )  # fmt: skip
     hparams = values(sim)
     state, x, y = sim.init(3, hparams), population.fields["x"], population.fields["y"]
-    draw = jax.jit(sim.program.draw)
-    for _ in range(3):
-        w = {name: leaf[0] for name, leaf in state.personal.items()}
-        drawn = draw(state, hparams.as_arrays())
+    rate = np.float32(SIZE) / np.float32(7)
+    # Bit k of each row's number is the row's bit of word k; it has 16 bits beside those with
+    # which the rate of 32 rows begins.
+    bits = 16 + 2 * math.ceil(math.log2(32 / SIZE) / 2)
+
+    @jax.jit
+    def words_and_noise(state, w):
+        drawn = sim.program.draw(state, hparams.as_arrays())
         key = stream(stream(drawn.clients, Stream.MINIBATCHES, 0), Stream.PROTECTED, 0)
         coin, noise = (stream(key, name) for name in (Stream.EXAMPLE_COINS, Stream.GRADIENT_NOISE))
-        rate = np.float32(SIZE) / np.float32(7)
-        # Bit k of each row's number is the row's bit of word k; it has 16 bits beside those with
-        # which the rate of 32 rows begins.
-        bits = 16 + 2 * math.ceil(math.log2(32 / SIZE) / 2)
         pairs = threefry.words(
             jax.random.key_data(coin), jnp.arange(bits // 2, dtype=np.uint32), jnp.uint32(0)
         )
-        words = [*enumerate(np.stack(pairs, axis=1).ravel().tolist())]
+        ticket = stream(noise, Stream.GRADIENT_NOISE, 0)
+        added = noise_like(ticket, w, jnp.float32(0.7) * jnp.float32(0.3))
+        return jnp.stack(pairs, axis=1).ravel(), added
+
+    for _ in range(3):
+        w = {name: np.asarray(leaf)[0] for name, leaf in state.personal.items()}
+        coins, added = words_and_noise(state, w)
+        words = [*enumerate(coins.tolist())]
         numbers = [sum((word >> row & 1) << k for k, word in words) for row in range(7)]
         heads = np.array(numbers) < np.floor(float(rate) * 2.0**bits)
         total = {name: np.zeros(leaf.shape) for name, leaf in w.items()}
@@ -580,8 +587,6 @@ def test_one_client_runs_dp_sgd():
             norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
             for name in total:
                 total[name] += gradient[name] * min(1, 0.3 / norm)
-        ticket = stream(noise, Stream.GRADIENT_NOISE, 0)
-        added = noise_like(ticket, w, jnp.float32(0.7) * jnp.float32(0.3))
         state, _ = sim.round(state, hparams)
         for name, leaf in state.personal.items():
             step = (total[name] + np.asarray(added[name])) / (float(rate) * 7)
@@ -595,12 +600,20 @@ def noise_of(z=1.0, clip=1.0, capacity=8, size=8):
 
 def sampled(key, drawn, expected):
     """A minibatch whose rows are at hand."""
-    return Sampled(jnp.zeros(0, jnp.int32), jnp.int32(drawn), key, jnp.float32(expected), key)
+    return Sampled(
+        jnp.asarray(np.zeros(0, np.int32)), jnp.int32(drawn), key, jnp.float32(expected), key
+    )
+
+
+def in_float32(fields, weight):
+    """A minibatch without programs that convert it."""
+    fields = {name: jnp.asarray(np.asarray(field, np.float32)) for name, field in fields.items()}
+    return fjs.Batch(fields, jnp.asarray(np.asarray(weight, np.float32)))
 
 
 def batch_of(rows, places=8):
-    fields = {"x": jnp.ones((places, 3)), "y": jnp.zeros(places)}
-    return fjs.Batch(fields, (jnp.arange(places) < rows).astype(float))
+    fields = {"x": np.ones((places, 3)), "y": np.zeros(places)}
+    return in_float32(fields, np.arange(places) < rows)
 
 
 def test_every_ticket_has_noise_of_its_own():
@@ -625,8 +638,8 @@ def test_every_ticket_has_noise_of_its_own():
 def test_an_example_whose_gradient_is_not_finite_adds_nothing():
     """Of six rows with gradient (1, 1, 1, 1), clipped to half of it, four are finite."""
     batch = batch_of(6)
-    batch.fields["y"] = jnp.full(8, -1.0).at[:2].set(jnp.array([jnp.nan, jnp.inf]))
-    w = {"kernel": jnp.zeros((1, 3)), "bias": jnp.zeros(1)}
+    batch.fields["y"] = jnp.asarray(np.array([np.nan, np.inf, *[-1] * 6], np.float32))
+    w = {"kernel": np.zeros((1, 3), np.float32), "bias": np.zeros(1, np.float32)}
     drawn = sampled(jax.random.key(0), 6, 6)
     gradient = jax.jit(lambda w: noise_of(0.0).gradient(TASK, w, drawn, batch, 0)[1])(w)
     for leaf in jax.tree.leaves(gradient):
@@ -691,19 +704,19 @@ def test_sums_of_dense_layers_are_sums_over_examples(hidden):
     task = fjs.tasks.softmax(model, 4)
     params = jax.tree.map(
         lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape).astype(np.float32),
-        task.init(jax.random.key(0)),
+        jax.device_get(jax.jit(task.init)(jax.random.key(0))),
     )
     x = rng.normal(size=(16, 3)).astype(np.float32) * np.geomspace(1e-3, 1e3, 16)[:, None]
     x[3], x[5, 1] = np.nan, np.inf
-    fields = {"x": jnp.asarray(x, jnp.float32), "y": jnp.arange(16) % 4}
-    batch = fjs.Batch(fields, (jnp.arange(16) < 14).astype(float))
+    batch = in_float32({"x": x}, np.arange(16) < 14)
+    batch.fields["y"] = jnp.asarray(np.arange(16) % 4)
     assert task.layers is not None
     assert task.layers.of is task.loss
     (_, one), (_, other) = (
         jax.jit(functools.partial(sums, task))(params, batch, jnp.float32(0.5))
         for sums in (_sums_of_layers, _gradients_of_examples)
     )
-    other = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), other)
+    other = jax.tree.map(lambda leaf: np.asarray(leaf).sum(axis=0, keepdims=True), other)
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
@@ -719,9 +732,12 @@ def test_dense_layers_whose_loss_mixes_examples_see_one_at_a_time():
     mixed = task._replace(
         layers=task.layers._replace(losses=lambda o, f: plain(o + 9 * o.sum(0) - 9 * o, f))
     )
-    params = jax.tree.map(lambda leaf: leaf + 0.3, task.init(jax.random.key(0)))
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 3)), jnp.float32)
-    batch = fjs.Batch({"x": x, "y": jnp.arange(16) % 4}, jnp.ones(16))
+    params = jax.jit(lambda key: jax.tree.map(lambda leaf: leaf + 0.3, task.init(key)))(
+        jax.random.key(0)
+    )
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    batch = in_float32({"x": x}, np.ones(16))
+    batch.fields["y"] = jnp.asarray(np.arange(16) % 4)
     sums = [
         jax.jit(functools.partial(_sums_of_layers, each))(params, batch, jnp.float32(0.5))
         for each in (mixed, task)
@@ -987,20 +1003,21 @@ def test_canary_examples_bound_epsilon_from_below(z, refuted):
     The reported ε is that of z = 4: with less noise than claimed, the audit refutes it.
     """
     canaries = 200
-    present = jax.random.bernoulli(jax.random.key(1), 0.5, (canaries,)).astype(float)
-    fields = {"x": jnp.eye(canaries), "y": jnp.ones(canaries)}
-    batch = fjs.Batch(fields, jnp.ones(canaries))
+    present = (np.random.default_rng(1).random(canaries) < 0.5).astype(np.float32)
+    ones = np.ones(canaries, np.float32)
+    batch = in_float32({"x": np.eye(canaries), "y": ones}, ones)
     drawn = sampled(jax.random.key(0, impl="threefry2x32"), canaries, canaries)
 
     def loss(w, batch):
-        return batch.mean(-present[jnp.argmax(batch.fields["x"], 1)] * (batch.fields["x"] @ w))
+        of_rows = jnp.asarray(present)[jnp.argmax(batch.fields["x"], 1)]
+        return batch.mean(-of_rows * (batch.fields["x"] @ w))
 
     task = TASK._replace(loss=loss)
     noise = noise_of(z, capacity=canaries, size=50)
-    gradient = jax.jit(lambda w: noise.gradient(task, w, drawn, batch, 0)[1])(jnp.zeros(canaries))
+    gradient = jax.jit(lambda w: noise.gradient(task, w, drawn, batch, 0)[1])(0 * ones)
     taken = (SiloMinibatches(canaries, canaries, 1, 4.0),)
     claimed = of_silos.profile(taken, "zero_out").epsilon(1e-3)
-    bound = of_scores(-np.asarray(gradient), np.asarray(present) > 0, 1e-3)
+    bound = of_scores(-np.asarray(gradient), present > 0, 1e-3)
     assert (bound.epsilon > claimed) == refuted
 
 

@@ -169,7 +169,9 @@ def test_every_epsilon_of_a_run_has_the_ranges_in_it(tmp_path):
         limited, _ = sim.round(limited, hparams)
     assert int(limited.round) == rounds
     # Stages are charged for a release once, other data for theirs, and files keep it.
-    again, _ = sim.round(sim.start_from(state, hparams), hparams)
+    begun = sim.start_from(state, hparams)
+    step, rows = sim.program.step, sim.rows["train"]
+    again, _ = jax.eval_shape(step, begun, hparams.as_arrays(), rows)
     kinds = [charges.event.kind for charges in again.privacy.charges]
     assert kinds.count("prepared") == 1
     data.save_npz(tmp_path / "scaled.npz", scaled())

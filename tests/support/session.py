@@ -44,6 +44,16 @@ _FACTORS = tuple(np.uint32(factor) for factor in (0x9E3779B1, 0x85EBCA77, 0xC2B2
 """Odd numbers whose bits look random, of xxHash."""
 _EXACT = noise._draw
 _TRACED_WITH = jax.make_user_context(default_value=_EXACT.__name__)
+_OF_COSTS = {
+    "test_accounting_composition", "test_accounting_gaussian", "test_accounting_in_loop",
+    "test_accounting_losses", "test_accounting_pure", "test_accounting_rdp", "test_assumptions",
+    "test_banded", "test_calibration", "test_correlated", "test_entries", "test_filter",
+    "test_guarantee", "test_ledger", "test_ledger_draws", "test_messages", "test_planned_noise",
+    "test_privacy_levels", "test_private_examples", "test_private_ranges", "test_published",
+    "test_random_allocation", "test_schedule", "test_second_opinion", "test_selection",
+    "test_trade_off", "test_unknown_costs",
+}  # fmt: skip
+"""Files of `tests/privacy` that ask what noise costs, or who is protected by it."""
 _DRAWN = plots.content
 _GROWTH = 700_000_000
 """Bytes by which a process grows before it lets go of its programs."""
@@ -142,7 +152,7 @@ def _draw_short(words, size, dtype):
 
 def _draw_of(path):
     """What draws noise for the tests of a file."""
-    exact = path.parent.name in ("audit", "kernels", "privacy")
+    exact = path.parent.name in ("audit", "kernels", "privacy") and path.stem not in _OF_COSTS
     return _EXACT if exact else _draw_short
 
 
