@@ -25,10 +25,9 @@ from fedjaxsim.engine.loop import Segment, require_callbacks, rows_of
 from fedjaxsim.engine.processes import from_all, is_first
 from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.privacy.assumptions import EVALUATED, STOPPING
-from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.files import lines, strict
 from fedjaxsim.report.progress import Bar, in_words, number
-from fedjaxsim.report.results import SPENT, Run, System, cells, compared, headings
+from fedjaxsim.report.results import SPENT, Run, System, compared, table_of_means
 from fedjaxsim.signals import stop_on_signal
 
 _logger = logging.getLogger(__name__)
@@ -466,9 +465,8 @@ class RunsReport(NamedTuple):
 
     def __repr__(self) -> str:
         """Align the columns."""
-        heads = headings(self.rows, self.rows[0]["metric"])
-        table = [[heading.replace("\n", " ") for heading in (*heads, "ε zero-out", "ε replace")]]
-        table += [[*cells(row), *map(epsilon_text, map(row.get, SPENT[:2]))] for row in self.rows]
+        means = table_of_means(self.rows, self.rows[0]["metric"], spent=[*SPENT][:2])
+        table = [[heading.replace("\n", " ") for heading in means.headings], *means.rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ("  ".join(map(str.ljust, line, widths)) for line in table)
         return "\n".join(line.rstrip() for line in lines)
@@ -508,13 +506,7 @@ def compare_records(
         systems.append(System(label, label, of_seeds, {}))
     if metric is not None:
         checks.one_of(systems[0].first.rows[-1], metric=metric)
-    rows = compared(systems, metric)
-    for row, system in zip(rows, systems, strict=True):
-        last_rows = [run.rows[-1] for run in system.runs.values()]
-        for name in SPENT:
-            values: list[Any] = [end.get(name) for end in last_rows]
-            row[name] = None if None in values else max(values)
-    return RunsReport(rows)
+    return RunsReport(compared(systems, metric))
 
 
 def fits(path: Path) -> Callable[[Mapping[str, Any]], None]:

@@ -133,19 +133,12 @@ def compare(
     """
     with importing("tables"):
         import pandas as pd
-    from fedjaxsim.report.results import SPENT, SPENT_OF_EXAMPLES, protect_examples
     from fedjaxsim.runs.comparison import check_out
     from fedjaxsim.runs.comparison import compare as read
 
     if out is not None:
         check_out(Path(out))
     comparison = read(map(Path, paths), metric, all_runs=all_runs)
-    rows = comparison.compared()
     if out is not None:
         store.write(Path(out), comparison.content(Path(out)))
-    names = (*SPENT, *SPENT_OF_EXAMPLES) if protect_examples(comparison.runs) else SPENT
-    for row, system in zip(rows, comparison.systems, strict=True):
-        for name in names:
-            values: list[Any] = [run.rows[-1].get(name) for run in system.runs.values()]
-            row[name] = None if None in values else max(values)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(comparison.compared())

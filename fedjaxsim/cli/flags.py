@@ -52,7 +52,7 @@ def reads_data_alone(function: Callable[..., Work]) -> Callable[..., Work]:
 
 
 class Command(NamedTuple):
-    """A command with its flags: words without dashes, and flags, by name."""
+    """A command: its words without dashes and its flags, each under its name."""
 
     name: str
     function: Callable[..., Work]

@@ -86,7 +86,7 @@ def print_comparison(comparison: "Comparison") -> None:
     """Print the tables of runs and of their means, and what the guarantees assume."""
     from fedjaxsim.metrics import column_label
     from fedjaxsim.report.labels import data_label
-    from fedjaxsim.report.results import cells, headings
+    from fedjaxsim.report.results import table_of_means
 
     rows, means = comparison.described_rows(), comparison.means
     data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
@@ -98,7 +98,8 @@ def print_comparison(comparison: "Comparison") -> None:
         print(sentence)
     if means:
         label = column_label(means[0]["metric"], comparison.metrics)
-        print_rows(headings(means, label), [cells(row) for row in means])
+        table = table_of_means(means, label)
+        print_rows(table.headings, table.rows)
         print("means over seeds with 95 % intervals; differences on seeds that both have")
     for sentence in filter(None, (comparison.worse, comparison.drawn_twice)):
         print(sentence)

@@ -42,19 +42,17 @@ from fedjaxsim.report.labels import (
 from fedjaxsim.report.progress import decimals, number
 from fedjaxsim.report.tables import TextTable
 
-SPENT = ("epsilon", "epsilon_replace", "delta")
-"""The columns of ε and δ."""
-SPENT_OF_EXAMPLES = ("example_epsilon", "example_epsilon_replace", "example_delta")
+SPENT = {"epsilon": "ε\nzero-out", "epsilon_replace": "ε\nreplace", "delta": "δ"}
+"""The columns of ε and δ, with their headings in tables."""
+SPENT_OF_EXAMPLES = {
+    "example_epsilon": "example ε\nzero-out", "example_epsilon_replace": "example ε\nreplace",
+    "example_delta": "example\nδ",
+}  # fmt: skip
 """The columns of ε and δ of single examples, of runs that protect them."""
 _SHORT = 16
 """Characters of a system's name that a heading shows."""
 TIGHT = "epsilon_tight"
 """The column that says whether ε is the accountant's value, not the larger bound by RDP."""
-_EPSILONS = {"epsilon": "ε\nzero-out", "epsilon_replace": "ε\nreplace"}
-_OF_EXAMPLES = {
-    "example_epsilon": "example ε\nzero-out", "example_epsilon_replace": "example ε\nreplace",
-}  # fmt: skip
-"""Headings of ε in tables, by the column."""
 _NO_EXAMPLES = (
     "– among example ε: no single example is protected from those who see its client's messages "
     "or its model."
@@ -133,8 +131,7 @@ class System(NamedTuple):
     @property
     def epsilon(self) -> float | None:
         """The largest ε spent over the seeds; None without a guarantee."""
-        spent: list[Any] = [run.rows[-1].get("epsilon") for run in self.runs.values()]
-        return None if None in spent else max(spent, default=0.0)
+        return largest_spent([*self.runs.values()])["epsilon"]
 
     @property
     def data(self) -> str:
@@ -249,28 +246,23 @@ def _quantile(freedom: int) -> float:
     return float(stdtrit(freedom, 0.975))
 
 
-class Difference(NamedTuple):
-    """A system's value minus the first system's, on the seeds that both have.
+def difference(
+    ours: Sequence[float | None], theirs: Sequence[float | None]
+) -> tuple[Estimate, float | None]:
+    """Return a system's value minus another's on the same seeds, a value each, and p.
 
     There is no mean with fewer than two of them; p is two-sided, of Student's paired t test, and
     None where no differences vary.
     """
-
-    estimate: Estimate
-    p: float | None
-
-
-def difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Difference:
-    """Compare two systems on the same seeds, a value each."""
     gains = [None if a is None or b is None else a - b for a, b in zip(ours, theirs, strict=True)]
     gain = estimate(gains)
     if gain.mean is None or not gain.deviation:
         # One seed has a value, but no error.
-        return Difference(gain._replace(mean=None if gain.half is None else gain.mean), None)
+        return gain._replace(mean=None if gain.half is None else gain.mean), None
     from scipy.special import stdtr
 
     t = gain.mean / (gain.deviation / math.sqrt(gain.seeds))
-    return Difference(gain, float(2 * stdtr(gain.seeds - 1, -abs(t))))
+    return gain, float(2 * stdtr(gain.seeds - 1, -abs(t)))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -289,7 +281,8 @@ def compared(contenders: Sequence[System], metric: str | None = None) -> list[Re
 
     Returns:
       By system: `system` (its label), `metric`, the fields of its `Estimate`, and the
-      difference's: `difference`, `difference_half`, `paired_seeds` and `p`, None if unknown.
+      difference's: `difference`, `difference_half`, `paired_seeds` and `p`, None if unknown; with
+      the system's `largest_spent`.
     """
     first, rows = contenders[0], []
     metric = metric or primary_metric(first.first.rows[-1], first.first.metrics) or "test_loss"
@@ -297,11 +290,11 @@ def compared(contenders: Sequence[System], metric: str | None = None) -> list[Re
         mean_estimate = estimate(system.values(metric, sorted(system.runs)))
         shared = [seed for seed in sorted(system.runs) if _share_data(system, first, seed)]
         tested = [] if system is first else shared
-        minus = difference(*(side.values(metric, tested) for side in (system, first)))
+        minus, p = difference(*(side.values(metric, tested) for side in (system, first)))
         rows.append({
             "system": system.label, "metric": metric, **mean_estimate._asdict(),
-            "difference": minus.estimate.mean, "difference_half": minus.estimate.half,
-            "paired_seeds": len(shared), "p": minus.p,
+            "difference": minus.mean, "difference_half": minus.half,
+            "paired_seeds": len(shared), "p": p, **largest_spent([*system.runs.values()]),
         })  # fmt: skip
     corrected = holm([row["p"] for row in rows])
     return [row | {"p": p} for row, p in zip(rows, corrected, strict=True)]
@@ -322,20 +315,20 @@ def _share_data(system: System, other: System, seed: int) -> bool:
     return ours.get("data") == theirs.get("data")
 
 
-def headings(rows: Sequence[Record], label: str) -> list[str]:
-    """Return the headings of `cells`, for the metric `label`."""
+def table_of_means(
+    rows: Sequence[Record], label: str, title: str = "", spent: Sequence[str] = ("epsilon",)
+) -> TextTable:
+    """Return a line for each row of `compared`, for the metric `label`, with columns of ε."""
     first = rows[0]["system"] if len(rows[0]["system"]) <= _SHORT else "the first"
-    return ["system", "seeds", label, "std over\nseeds", f"minus {first}", "p (Holm)"]
-
-
-def cells(row: Record) -> list[str]:
-    """Format a row of `compared`."""
-    mean_estimate = estimate_in(row)
-    minus = Estimate(row["difference"], row["difference_half"], None, row["paired_seeds"])
-    return [
-        row["system"], str(row["seeds"]), str(mean_estimate), decimals(row["deviation"]),
-        str(minus), number(row["p"]),
-    ]  # fmt: skip
+    headings = ["system", "seeds", label, "std over\nseeds", f"minus {first}", "p (Holm)"]
+    lines = []
+    for row in rows:
+        minus = Estimate(row["difference"], row["difference_half"], None, row["paired_seeds"])
+        lines.append([
+            row["system"], str(row["seeds"]), str(estimate_in(row)), decimals(row["deviation"]),
+            str(minus), number(row["p"]), *(epsilon_text(row[name]) for name in spent),
+        ])  # fmt: skip
+    return TextTable(title, [*headings, *(SPENT[name] for name in spent)], lines)
 
 
 # --- rounds, and the best over settings -----------------------------------------------------------
@@ -347,16 +340,25 @@ def curve(runs: Sequence[Run], column: str) -> list[Record]:
     A row has `round`, `metric`, the fields of its `Estimate`, the number of `runs`, and the largest
     ε with its δ, of examples, too, if a run protects them; None is no guarantee.
     """
-    points, names = [], [*SPENT, *(SPENT_OF_EXAMPLES if protect_examples(runs) else ())]
+    points = []
     for round_ in sorted(set.intersection(*(set(run.by_round) for run in runs))):
         mean_estimate = estimate([run.value(column, round_) for run in runs])
-        spent: list[list[Any]] = [[run.by_round[round_].get(n) for run in runs] for n in names]
-        most = [None if None in values else max(values) for values in spent]
         points.append({
             "round": round_, "metric": column, **mean_estimate._asdict(),
-            "runs": mean_estimate.seeds, **dict(zip(names, most, strict=True)),
+            "runs": mean_estimate.seeds, **largest_spent(runs, round_),
         })  # fmt: skip
     return points
+
+
+def largest_spent(runs: Sequence[Run], at: int | None = None) -> Record:
+    """Return the largest ε of runs with its δ at a round, by default the last.
+
+    None is no guarantee. If a run protects examples, the ε of examples is there, too.
+    """
+    rows = [run.rows[-1] if at is None else run.by_round[at] for run in runs]
+    names = SPENT | SPENT_OF_EXAMPLES if protect_examples(runs) else SPENT
+    spent: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
+    return {name: None if None in values else max(values) for name, values in spent.items()}
 
 
 def protect_examples(runs: Sequence[Run]) -> bool:
@@ -499,7 +501,7 @@ def table_of_runs(
     ]
     if condensed and len(rows) > 1:
         shared = {name for name, texts in costs if len({*texts}) == 1}
-        shared -= {_EPSILONS["epsilon"]} if printed else set()
+        shared -= {SPENT["epsilon"]} if printed else set()
         alike = [(name, texts[0]) for name, texts in costs if name in shared]
         costs = [(name, texts) for name, texts in costs if name not in shared]
         words = [f"{' '.join(name.split())} {text}" for name, text in alike if text != "–"]
@@ -514,23 +516,19 @@ def columns_of_epsilon(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 
     A row without protected examples has "–", which is none of their ε: see `remark_on_examples`.
     """
-    deltas = [row.get("example_delta") for row in rows]
-    columns = [
-        (heading, [epsilon_text(row.get(key)) for row in rows])
-        for key, heading in _EPSILONS.items()
-    ]
-    if any(delta is not None for delta in deltas):
-        columns += [
-            (heading, ["–" if delta is None else epsilon_text(row.get(key))
-                       for row, delta in zip(rows, deltas, strict=True)])
-            for key, heading in _OF_EXAMPLES.items()
-            if any(key in row for row in rows)
-        ]  # fmt: skip
-    columns.append(("δ", [number(row["delta"]) for row in rows]))
-    if any(delta is not None for delta in deltas):
-        texts = ["–" if delta is None else f"{round_up(delta):.5g}" for delta in deltas]
-        columns.append(("example\nδ", texts))
-    return columns
+
+    def text(row: Mapping[str, Any], name: str) -> str:
+        if name in SPENT_OF_EXAMPLES and row.get("example_delta") is None:
+            return "–"
+        if name == "example_delta":
+            return f"{round_up(row[name]):.5g}"
+        return number(row[name]) if name == "delta" else epsilon_text(row.get(name))
+
+    of_examples = SPENT_OF_EXAMPLES if any(row.get("example_delta") for row in rows) else {}
+    columns = SPENT | {
+        name: of_examples[name] for name in of_examples if any(name in row for row in rows)
+    }
+    return [(heading, [text(row, name) for row in rows]) for name, heading in columns.items()]
 
 
 def remark_on_examples(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,6 @@ from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.divergence import Record
 from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
-from fedjaxsim.privacy.entries import epsilon_text
 from fedjaxsim.report.files import KINDS, csv_text, intact, strict
 from fedjaxsim.report.labels import algorithm_title, key_label, setting_label, short_name
 from fedjaxsim.report.progress import decimals
@@ -25,14 +24,13 @@ from fedjaxsim.report.remedies import list_worse
 from fedjaxsim.report.results import (
     Run,
     System,
-    cells,
     compared,
     default_metric,
-    headings,
     metrics_of,
     name_subset,
     remarks_on,
     systems,
+    table_of_means,
     table_of_runs,
 )
 from fedjaxsim.report.tables import TextTable
@@ -160,11 +158,7 @@ class Comparison:
                 for row, system in zip(self.means, self.systems, strict=True)
             ]
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
-            lines = [
-                [*cells(row), epsilon_text(system.epsilon)]
-                for row, system in zip(rows, self.systems, strict=True)
-            ]
-            tables.append(TextTable(title, [*headings(rows, label), "ε\nzero-out"], lines))
+            tables.append(table_of_means(rows, label, title))
         tables.append(
             table_of_runs(titled_rows, "Runs", self.metrics, condensed=True, printed=True)
         )

@@ -153,8 +153,8 @@ class Tuning:
         if best is not trace.steps[0] and not stop.is_set():
             before, after = (measure(step.point, self.fresh) for step in (trace.steps[0], best))
             worse, better = (before, after)[:: -1 if self.larger_is_better else 1]
-            gained = difference(worse.values.tolist(), better.values.tolist())
-            gain = {"gain": gained.estimate.mean, "half": gained.estimate.half, "p": gained.p}
+            gained, p = difference(worse.values.tolist(), better.values.tolist())
+            gain = {"gain": gained.mean, "half": gained.half, "p": p}
             test = {"start": before.values, "tuned": after.values, **gain}
         ended = STOPPED if stop.is_set() else trace.stopped
         if ended != NOT_FINITE:

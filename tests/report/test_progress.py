@@ -128,14 +128,14 @@ def test_the_table_has_the_epsilon_of_examples_where_some_run_protects_them(caps
     print_table([{"run": "a", **row}, {"run": "b", **row, **protected}])
     above, header, _, first, second, remark = capsys.readouterr().out.splitlines()
     assert above.split()[:7] == ["accuracy", "ε", "ε", "example", "ε", "example", "ε"]
-    assert header.split()[5:11] == ["zero-out", "replace", "zero-out", "replace", "δ", "δ"]
+    assert header.split()[5:11] == ["zero-out", "replace", "δ", "zero-out", "replace", "δ"]
     # The δ of clients is not that of examples, which is rounded up.
-    assert first.split()[4:10] == ["∞", "∞", "–", "–", "0.001", "–"]
-    assert second.split()[4:10] == ["∞", "∞", "1", "2.5", "0.001", "0.10001"]
+    assert first.split()[4:10] == ["∞", "∞", "0.001", "–", "–", "–"]
+    assert second.split()[4:10] == ["∞", "∞", "0.001", "1", "2.5", "0.10001"]
     assert remark.startswith("– among example ε: no single example is protected")
     print_table([{"run": "b", **row, **protected, "example_epsilon": None}])
     *_, alone = capsys.readouterr().out.splitlines()
-    assert alone.split()[4:8] == ["∞", "∞", "∞", "2.5"]  # protected, and no ε is known
+    assert alone.split()[4:9] == ["∞", "∞", "0.001", "∞", "2.5"]  # protected, and no ε is known
 
 
 def test_below_the_table_is_who_has_no_value(capsys):

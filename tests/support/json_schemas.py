@@ -54,6 +54,7 @@ _ROW = {
 _SYSTEM = record(
     system=TEXT, metric=TEXT, seeds=COUNT, failed=COUNT, paired_seeds=COUNT,
     **dict.fromkeys(("mean", "half", "deviation", "difference", "difference_half", "p"), MAYBE),
+    **dict.fromkeys(("epsilon", "epsilon_replace", "delta"), MAYBE),
 )  # fmt: skip
 _BYTES = (
     "rows", "states", "server", "rounds", "evaluation", "compiler", "process", "host_states",
