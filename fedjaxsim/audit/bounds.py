@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import betainc, betaincinv, ndtri
 
 from fedjaxsim import checks, keys
 from fedjaxsim.audit.canaries import with_canaries
@@ -160,8 +160,6 @@ def of_scores(
     with probability (e^ε + δ)/(e^ε + 1) at most. If their releases are one Gaussian release
     (`is_gaussian`), with some μ, that probability is Φ(μ/2), which says more of ε at a small δ.
     """
-    from scipy.stats import beta  # slow to import
-
     n, order = len(scores), np.argsort(scores)
 
     def right(half):
@@ -172,7 +170,7 @@ def of_scores(
 
     def least_rate(significance):
         """Return a lower bound on the rate of right guesses (Clopper and Pearson)."""
-        return float(beta.ppf(significance, correct, n - correct + 1)) if correct else 0.0
+        return float(betaincinv(correct, n - correct + 1, significance)) if correct else 0.0
 
     independent = allowed is not None
     significance = (1 - CONFIDENCE) / (len(_SHARES) + independent)
@@ -200,12 +198,13 @@ def lower_bound(
     Under (ε, δ)-DP at least `correct` of `guesses` guesses are right with probability at most
     P(W ≥ v) + 2 n δ max_i P(v > W ≥ v − i)/i, where W ~ Bin(r, e^ε/(1 + e^ε)).
     """
-    from scipy.stats import binom  # slow to import
-
     steps = np.arange(1, correct + 1)
+    right = steps[::-1]
 
     def p_value(epsilon):
-        at_least = binom.sf(np.arange(correct, -1, -1) - 1, guesses, 1 / (1 + math.exp(-epsilon)))
+        # P(W ≥ k) = I_q(k, r − k + 1), and 1 at k = 0.
+        q = 1 / (1 + math.exp(-epsilon))
+        at_least = np.append(betainc(right, guesses - right + 1, q), 1.0)
         near = np.max((at_least[1:] - at_least[0]) / steps, initial=0.0)
         return at_least[0] + 2 * canaries * delta * near
 

@@ -116,7 +116,7 @@ def modules_of(script: str) -> set[str]:
 
 
 @pytest.mark.thorough
-def test_the_public_names_import_little_more_than_jax():
+def test_the_public_names_and_runs_import_little_more_than_jax():
     modules = modules_of("""
 import sys
 import jax, flax, optax
@@ -124,6 +124,7 @@ before = set(sys.modules)
 import fedjaxsim
 for name in fedjaxsim.__all__:
     getattr(fedjaxsim, name)
+import fedjaxsim.cli.running  # as `fedjaxsim run` does
 jax.config.update("jax_num_cpu_devices", 3)  # raises once a device is in use
 assert jax.device_count("cpu") == 3
 print(*set(sys.modules) - before)

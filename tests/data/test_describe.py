@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import f_oneway
+from scipy.stats import f_oneway, skew
 
 from fedjaxsim.data import Population, as_classes
 from fedjaxsim.data.tables.describe import between_clients, describe, in_words
@@ -65,6 +65,7 @@ def test_the_variance_between_clients_is_that_of_analysis_of_variance(binary):
     usual = (rows - np.sum(sizes**2) / rows) / 3  # rows of a client (Donner 1986)
     want = (ratio - 1) / (ratio + usual - 1)
     assert between_clients(population) == pytest.approx(want)
+    assert describe(population)["rows_skewness"] == pytest.approx(skew(sizes))
     assert between_clients(Population.from_flat({"y": [1.0, 2.0]}, [1, 1])) is None
 
 

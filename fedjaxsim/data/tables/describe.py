@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.stats
 
 from fedjaxsim.data.arrays import SPLITS, merged_integers, to_float32
 from fedjaxsim.data.population import Population
@@ -51,7 +50,7 @@ def describe(population: Population) -> dict[str, Any]:
         "rows_min": int(sizes.min()),
         "rows_median": float(np.median(sizes)),
         "rows_max": int(sizes.max()),
-        "rows_skewness": float(scipy.stats.skew(sizes)) if np.ptp(sizes) else 0.0,
+        "rows_skewness": _skewness(sizes),
         "fields": {
             name: [str(values.dtype), *values.shape[1:]]
             for name, values in population.fields.items()
@@ -69,6 +68,12 @@ def describe(population: Population) -> dict[str, Any]:
         labels = np.unique(y if y.ndim == 1 else y[y != _PADDING])  # one for each token
         statistics["labels"] = [names[k] if names else int(k) for k in labels]
     return statistics
+
+
+def _skewness(sizes: np.ndarray) -> float:
+    """Return the third standardized moment; `scipy.stats` takes half a second to import."""
+    centred = sizes - np.mean(sizes)
+    return float(np.mean(centred**3) / np.std(sizes) ** 3) if np.ptp(sizes) else 0.0
 
 
 def _ends_of_pictures(population: Population) -> list[float] | None:
