@@ -5,6 +5,7 @@ Axes: m clients, N rows of all clients together, n rows of one client, d feature
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -249,6 +250,21 @@ class Population:
     def splits(self) -> dict[str, Ranges]:
         """The rows of each client by "train", "validation" and "test"."""
         return consecutive(self.counts)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of all rows and of the clients that have them."""
+        digest = hashlib.sha256(
+            getattr(self.generate, "__qualname__", repr(self.generate)).encode()
+        )
+        arrays = {f"field {name}": values for name, values in self.fields.items()}
+        for name, ranges in self.splits.items():
+            arrays |= {f"start {name}": ranges.start, f"count {name}": ranges.count}
+        for name, values in sorted((arrays | {"names": self.names}).items()):
+            array = np.ascontiguousarray(values)
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()[:16]
 
     def has(self, split: str) -> bool:
         """Return whether some client has rows of a split."""

@@ -67,7 +67,7 @@ class DataSpec(str):
         return "" if self.is_user_code else self.partition(":")[2]
 
     @property
-    def title(self) -> str:
+    def short_name(self) -> str:
         """The name without kind and folder, as in `patients` of csv:x/patients.csv."""
         return Path(self.partition(":")[2]).stem or str(self)
 

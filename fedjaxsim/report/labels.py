@@ -32,7 +32,7 @@ def short_name(part: str) -> str:
 
 def data_label(data: str, clients: int | None) -> str:
     """Return the name of a data set with the number of its clients, if that is known."""
-    return DataSpec(data).title + (f", {clients} clients" if clients else "")
+    return DataSpec(data).short_name + (f", {clients} clients" if clients else "")
 
 
 def epsilon_label(epsilon: float | None) -> str:

@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import math
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.data.variance_components import variance_ratios
 from fedjaxsim.divergence import Record
+from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import EvaluationPlan, check_released
 from fedjaxsim.engine.part_checks import require_key
 from fedjaxsim.engine.processes import is_first
@@ -33,6 +35,7 @@ from fedjaxsim.factories import is_user_code
 from fedjaxsim.hyperparameters import Default, Hyperparameters
 from fedjaxsim.kernels import backend
 from fedjaxsim.metrics import MetricRecords, metrics_to_tables, require_direction
+from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy import filter as filters
 from fedjaxsim.privacy.assumptions import default_delta
 from fedjaxsim.privacy.entries import Drawn, epsilon_text
@@ -44,6 +47,7 @@ from fedjaxsim.privacy.schedule import equally_costly
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import bytes_text, doing
 from fedjaxsim.runs.assemble import check_data, parts_of, population_of, simulation_of
+from fedjaxsim.runs.directory import settings_digest
 from fedjaxsim.runs.memory import host_bytes
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
@@ -168,6 +172,34 @@ class Experiment:
         if not self.simulation.mechanism.event.releases and self.simulation.examples is None:
             return ()
         return (draws_of(require_key(self.config.seed), self.config.rounds),)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of what a run keeps to its end: its settings, and its clients' rows."""
+        # Files may move: what counts are the rows in them.
+        settings = self.config.settings() | {"data": DataSpec(self.config.data).kind}
+        rows = self.simulation.population.fingerprint
+        return {"settings": settings_digest(settings), "data": rows}
+
+    @property
+    def code_fingerprint(self) -> str:
+        """A hash of the users' modules, without what they import."""
+        sim = self.simulation
+        names = own_modules((sim.algorithm, sim.mechanism, sim.sampler))
+        files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+        return settings_digest([Path(file).read_bytes().hex() for file in files if file])
+
+    @property
+    def origin(self) -> Record:
+        """What the results of a run follow from, as its files keep it: it then goes on alike."""
+        asked = self.config.settings()
+        reading = {name: asked.get(name) for name in (*sorted(self.config.data_settings()), "loss")}
+        return {
+            **{f"{what}_fingerprint": digest for what, digest in self.fingerprints.items()},
+            "code_fingerprint": self.code_fingerprint,
+            "data_settings_fingerprint": settings_digest(reading),
+            "x64": has_x64(),
+        }
 
     def resolved(self) -> Record:
         """Return the settings as asked for, the values that followed, and versions."""

@@ -23,8 +23,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedjaxsim import store
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.divergence import Record, failures
@@ -48,7 +46,6 @@ from fedjaxsim.runs.settings import static_keys
 from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 
 if TYPE_CHECKING:
-    from fedjaxsim.data.population import Population
     from fedjaxsim.privacy.guarantee import Report
 
 METRICS = "metrics.jsonl"
@@ -220,20 +217,6 @@ def _checked(content: Any, path: Path, needed: Collection[str]) -> Record:
 
 
 # --- fingerprints ---------------------------------------------------------------------------------
-
-
-def fingerprint_of(population: "Population") -> str:
-    """Return a hash of all rows and of the clients that have them."""
-    generate = population.generate
-    digest = hashlib.sha256(getattr(generate, "__qualname__", repr(generate)).encode())
-    arrays = {f"field {name}": values for name, values in population.fields.items()}
-    for name, ranges in population.splits.items():
-        arrays |= {f"start {name}": ranges.start, f"count {name}": ranges.count}
-    for name, values in sorted((arrays | {"names": population.names}).items()):
-        array = np.ascontiguousarray(values)
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()[:16]
 
 
 def check_guarantee(report: Any, path: Path) -> Record:

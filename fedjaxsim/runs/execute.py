@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import shlex
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,7 @@ import numpy as np
 from fedjaxsim import callbacks, store
 from fedjaxsim.audit.bounds import AuditResult, result
 from fedjaxsim.data.population import Population
-from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.divergence import DivergingWarning, Record, diverging_from
-from fedjaxsim.engine.checkpoint import has_x64
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.loop import PhaseTimes, Segment
 from fedjaxsim.engine.processes import from_all, is_first
@@ -27,7 +24,6 @@ from fedjaxsim.engine.state import SimulationState
 from fedjaxsim.extras import missing
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.metrics import SAMPLED
-from fedjaxsim.own_code import own_modules
 from fedjaxsim.privacy import ledger
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.guarantee import Report, tight_epsilon
@@ -46,8 +42,6 @@ from fedjaxsim.runs.directory import (
     METRICS,
     SUMMARY,
     RunDirectory,
-    fingerprint_of,
-    settings_digest,
 )
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
@@ -61,8 +55,6 @@ from fedjaxsim.signals import Stop
 from fedjaxsim.simulation import Simulation
 
 NO_LABELS: Mapping[str, Any] = MappingProxyType({})
-FIXED = "settings", "data"
-"""What a run keeps to its end."""
 
 
 class Stage(NamedTuple):
@@ -116,17 +108,13 @@ def execute(stage: Stage, stop: Stop, output: RunOutput = USUAL_OUTPUT) -> Execu
     recorded, patience, watching = _watching(stage, quiet=quiet)
     if directory is not None:
         remembering = [recorded] if patience is None else [patience, recorded]
-        folder, note = directory.checkpoints(fingerprints(experiment)), {"versions": versions()}
+        folder, note = directory.checkpoints(experiment.fingerprints), {"versions": versions()}
         checkpoints = callbacks.Checkpoints(folder, remembering, every=every, note=note)
         watching.append(checkpoints)
         state = checkpoints.restore(state)
         if is_first():
-            tables, facts = experiment.resolved(), fingerprints(experiment)
-            tables["resolved"] |= {"rounds": rounds, "code_fingerprint": code_of(experiment)}
-            tables["resolved"] |= {"x64": has_x64()}
-            tables["resolved"] |= {f"{what}_fingerprint": facts[what] for what in FIXED}
-            reading = {name: tables.get(name) for name in (*sorted(config.data_settings()), "loss")}
-            tables["resolved"]["data_settings_fingerprint"] = settings_digest(reading)
+            tables = experiment.resolved()
+            tables["resolved"] |= {"rounds": rounds, **experiment.origin}
             tables |= {"stages": list(earlier)} if earlier else {}
             directory.write_config(tables | ({"known_as": dict(labels)} if labels else {}))
         if begin is not None and int(state.round) == 0:
@@ -328,24 +316,6 @@ def describe_stages(earlier: Sequence[Record], algorithm: str, rounds: int) -> s
     return ", then ".join(f"{name} ({n} rounds)" for name, n in [*stages, (algorithm, rounds)])
 
 
-def fingerprints(experiment: Experiment) -> Mapping[str, str]:
-    """Return fingerprints of the settings and data of a run."""
-    settings = experiment.config.settings() | {"data": DataSpec(experiment.config.data).kind}
-    return {
-        "settings": settings_digest(settings),  # files may move: what counts are the rows in them
-        "data": fingerprint_of(experiment.simulation.population),
-    }
-
-
-def code_of(experiment: Experiment) -> str:
-    """Return a fingerprint of the users' modules of a run, without what they import."""
-    sim = experiment.simulation
-    names = own_modules((sim.algorithm, sim.mechanism, sim.sampler))
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    read = [Path(file).read_bytes() for file in files if file]
-    return settings_digest([content.hex() for content in read])
-
-
 def _report_of_stages(
     experiment: Experiment,
     state: SimulationState,
@@ -457,7 +427,7 @@ def trained(path: Path, population: Population | None = None) -> Trained:
     directory, config = RunDirectory(path), read_toml(path / CONFIG)
     population = population_of(config) if population is None else population
     experiment = prepare(config, simulation_of(config, population))
-    last = directory.checkpoints(fingerprints(experiment)).last()
+    last = directory.checkpoints(experiment.fingerprints).last()
     if last is None:
         raise directory.missing(CHECKPOINTS)
     state = last.state(experiment.init())
@@ -479,7 +449,7 @@ def start_from(path: Path, experiment: Experiment) -> tuple[SimulationState, lis
     )
     if grown:
         population = population_of(experiment.config.replace(clients_used="kept"))
-    here = fingerprint_of(population)
+    here = population.fingerprint
     if not of_new_clients and tables.get("resolved", {}).get("data_fingerprint", here) != here:
         raise ValueError(
             f"{path} ran on other data: a stage has the same data, clients and partition-seed, so "

@@ -43,7 +43,7 @@ def _run(path: Path) -> Record:
     planned = config.get("resolved", {}).get("rounds", config.get("rounds"))
     row = {
         **config.get("known_as", {}), "algorithm": short_name(config.get("algorithm", "")),
-        "seed": config.get("seed"), "data": DataSpec(config.get("data", "")).title,
+        "seed": config.get("seed"), "data": DataSpec(config.get("data", "")).short_name,
     }  # fmt: skip
     if not done or done["interrupted"]:
         begun = done.get("rounds", directory.released())
@@ -66,7 +66,7 @@ def _tuning(path: Path) -> Record:
         }  # fmt: skip
         if not config:
             return row
-        algorithm, data = short_name(config["algorithm"]), DataSpec(config["data"]).title
+        algorithm, data = short_name(config["algorithm"]), DataSpec(config["data"]).short_name
         return row | {"algorithm": algorithm, "data": data}
 
 

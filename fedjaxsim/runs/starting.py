@@ -17,16 +17,12 @@ from fedjaxsim.runs.build import Experiment, check_user_code, prepare_with_progr
 from fedjaxsim.runs.directory import (
     CONFIG,
     RunDirectory,
-    fingerprint_of,
     other_results,
     settings_digest,
 )
 from fedjaxsim.runs.execute import (
-    FIXED,
     NO_LABELS,
     Stage,
-    code_of,
-    fingerprints,
     spent_in_all,
     start_from,
 )
@@ -123,10 +119,10 @@ def prepare_resume(
     config = read_toml(path / CONFIG)
     experiment = prepare_with_progress(config, quiet=output.quiet)
     _agree(experiment, directory, rounds=rounds)
-    facts, code = fingerprints(experiment), code_of(experiment)
+    facts, code = experiment.fingerprints, experiment.code_fingerprint
     last = directory.checkpoints(facts).last()
-    for what in FIXED if last is None else ():
-        if resolved.get(f"{what}_fingerprint", facts[what]) != facts[what]:
+    for what, digest in facts.items() if last is None else ():
+        if resolved.get(f"{what}_fingerprint", digest) != digest:
             raise ValueError(f"{path} began with other {what}, {_SAME_NOISE}: {_ANEW}")
     if earlier and last is None:
         raise ValueError(f"{path} has no checkpoint: run the first command again with --overwrite")
@@ -203,7 +199,7 @@ def _agree(experiment: Experiment, start: RunDirectory | None = None, **flags: o
     }
     facts = {name: settings_digest(value) for name, value in parts.items()}
     facts |= experiment.simulation.facts(experiment.hparams)
-    processes.agree({**facts, "clients' rows": fingerprint_of(experiment.simulation.population)})
+    processes.agree({**facts, "clients' rows": experiment.simulation.population.fingerprint})
 
 
 def _agree_on_files(directory: RunDirectory | None) -> None:

@@ -546,7 +546,7 @@ def default_figures(
     seeds = len({run.seed for run in runs})
     mean_of_seeds = f"mean of {seeds} seeds" if seeds > 1 else ""
     titles = dict.fromkeys(algorithm_title(run.algorithm) for run in sweep.runs)
-    data = dict.fromkeys(DataSpec(run.data).title for run in sweep.runs)
+    data = dict.fromkeys(DataSpec(run.data).short_name for run in sweep.runs)
     deltas = {run.rows[-1]["delta"] for run in runs if run.rows[-1]["epsilon"]}
     delta = f"δ = {number(deltas.pop())}" if len(deltas) == 1 else ""
     subject = ", ".join(data)

@@ -34,7 +34,6 @@ from fedjaxsim.runs.build import (
     prepare,
     trusts_code,
 )
-from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.execute import log_finished
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
@@ -235,7 +234,7 @@ def prepare_sweep(
             raise ValueError("a search chooses on validation rows: set validation-fraction")
     if plan.best_over or chooses:
         require_direction(next(iter(metrics)), metrics)
-    fingerprint = "-".join(fingerprint_of(first.simulation.population) for first in firsts)
+    fingerprint = "-".join(first.simulation.population.fingerprint for first in firsts)
     directory = SweepDirectory.open(out, plan, fingerprint, metrics, overwrite=overwrite)
     directory.checkpoint()  # refuses that of another sweep
     directory.ledgers()  # refuses damaged ones

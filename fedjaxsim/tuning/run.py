@@ -32,7 +32,7 @@ from fedjaxsim.report.files import (
 from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_user_code, draws_of, versions
-from fedjaxsim.runs.directory import OTHER_DATA, fingerprint_of, other_results
+from fedjaxsim.runs.directory import OTHER_DATA, other_results
 from fedjaxsim.runs.execute import logs_of
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
@@ -219,7 +219,7 @@ def prepare_tuning(
         split=setup.split,
         pooled=improved.pooled,
     )
-    data = [fingerprint_of(sim.population) for sim in (simulation, final.simulation)]
+    data = [sim.population.fingerprint for sim in (simulation, final.simulation)]
     record: Record = {
         **ours,
         "data_fingerprint": data,

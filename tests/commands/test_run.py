@@ -20,7 +20,7 @@ from fedjaxsim.cli import main, running
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs import starting
 from fedjaxsim.runs.build import prepare
-from fedjaxsim.runs.directory import RunDirectory, fingerprint_of, settings_digest
+from fedjaxsim.runs.directory import RunDirectory, settings_digest
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
@@ -158,7 +158,7 @@ def test_a_run_is_repeated_by_the_configuration_it_wrote(finished):
     command = parse(["run", str(finished / "pmtl" / "config.toml"), "--seed", "0"])
     again, wrote = prepare(command.settings), RunDirectory(finished / "pmtl").config()
     data = wrote["resolved"].pop("data_fingerprint")
-    assert data == fingerprint_of(again.simulation.population)
+    assert data == again.simulation.population.fingerprint
     assert wrote["resolved"].pop("settings_fingerprint") == settings_digest(again.config.settings())
     assert wrote["resolved"].pop("code_fingerprint") == settings_digest([])
     assert wrote["resolved"].pop("data_settings_fingerprint") == settings_digest(

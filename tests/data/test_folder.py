@@ -9,7 +9,6 @@ import pytest
 
 from fedjaxsim.data import Population, load, load_folder, save_folder, split
 from fedjaxsim.data.synthetic import regression_stream
-from fedjaxsim.runs.directory import fingerprint_of
 
 
 def a_population(names=None):
@@ -46,7 +45,7 @@ def test_what_is_written_is_read(tmp_path, names):
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
     found = load_folder(tmp_path / "a")
     assert_same(population, found)
-    assert fingerprint_of(found) == fingerprint_of(population)
+    assert found.fingerprint == population.fingerprint
 
 
 def test_a_cpu_device_shares_the_mapped_file(tmp_path):

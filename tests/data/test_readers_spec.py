@@ -34,9 +34,9 @@ def test_a_name_on_the_hub_is_no_file(tmp_path, monkeypatch):
     Path("org/name").mkdir(parents=True)
     assert absolute("hf:org/name") == f"hf:{tmp_path}/org/name"
     assert absolute("csv:x.csv") == f"csv:{tmp_path}/x.csv"
-    assert DataSpec("csv:a/patients.csv").title == "patients"
-    assert DataSpec("own:reader").title == "reader"
-    assert DataSpec("digits").title == "digits"
+    assert DataSpec("csv:a/patients.csv").short_name == "patients"
+    assert DataSpec("own:reader").short_name == "reader"
+    assert DataSpec("digits").short_name == "digits"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.runs import execute as execution
 from fedjaxsim.runs.build import Experiment, prepare
 from fedjaxsim.runs.directory import RunDirectory
-from fedjaxsim.runs.execute import Stage, execute, fingerprints, start_from
+from fedjaxsim.runs.execute import Stage, execute, start_from
 from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
@@ -100,7 +100,7 @@ def fault_at(n: int, error, experiment, undisturbed, path, patch) -> bool:
     directory = RunDirectory.create(path / f"{n}-{error}")
     ended = outcome(Disk(n, error), experiment, directory, patch)
     assert not ended or n > 50
-    kept = directory.checkpoints(fingerprints(experiment)).last()
+    kept = directory.checkpoints(experiment.fingerprints).last()
     assert kept is None or not kept.skipped
     metrics = [each.path / "metrics.jsonl" for each in (directory, undisturbed)]
     if metrics[0].is_file():
@@ -170,7 +170,7 @@ class Model:
             self.kept = rounds[-2]
 
     def check(self) -> None:
-        last = self.directory.checkpoints(fingerprints(self.experiment)).last()
+        last = self.directory.checkpoints(self.experiment.fingerprints).last()
         assert (0 if last is None else last.round) >= self.kept
         if (self.directory.path / "guarantee.json").is_file():
             # No smaller ε than that of any round on record, whose bounds by RDP are looser.

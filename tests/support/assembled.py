@@ -13,7 +13,6 @@ import pytest
 
 from fedjaxsim.factories import is_user_code
 from fedjaxsim.runs import assemble, build, execute
-from fedjaxsim.runs.directory import fingerprint_of
 from fedjaxsim.runs.sweep_runs import hyperparameters_of
 from fedjaxsim.tuning import setup
 
@@ -29,7 +28,7 @@ def _key(config, population):
     about = dataclasses.replace(population, held_out=None)
     values = [getattr(about, field.name) for field in dataclasses.fields(about)[3:]]
     left = {name: value for name, value in settings.items() if name not in unread}
-    return str((left, values, jnp.result_type(float))), fingerprint_of(population)
+    return str((left, values, jnp.result_type(float))), population.fingerprint
 
 
 @contextlib.contextmanager
