@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import accelerator
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.problems import environment_of_users
 
@@ -85,6 +89,23 @@ def test_ctrl_c_keeps_what_was_measured(answers, tmp_path):
 def test_nothing_starts_when_the_time_is_over(answers, tmp_path):
     assert accelerator.run(["softmax-10k"], 0.0, True, tmp_path) == 0
     assert not (tmp_path / "bench.json").exists()
+
+
+def test_windows_along_the_width_are_the_plain_convolution():
+    def plain(x, kernel):
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=layout)
+
+    rng = np.random.default_rng(0)
+    x, kernel, weights = (
+        np.round(4 * rng.standard_normal(shape)).astype(np.float32)
+        for shape in ((2, 6, 5, 3), (3, 2, 3, 4), (2, 4, 4, 4))
+    )
+    got, expected = (
+        jax.value_and_grad(lambda x, k, form=form: jnp.vdot(form(x, k), weights), (0, 1))(x, kernel)
+        for form in (accelerator.conv_rows, plain)
+    )
+    chex.assert_trees_all_equal(got, expected)  # of whole numbers
 
 
 def compiling(device, *command):

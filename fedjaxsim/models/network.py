@@ -8,7 +8,6 @@ grouped convolutions and windows; there copies waste memory, as the 32 channels 
 place of 128.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -183,19 +182,6 @@ def _conv_wide(x, kernel):
     return patches @ kernel.reshape(kh * kw * channels, features)
 
 
-def _conv_rows(x, kernel):
-    """Concatenate windows along the width; a product has features for each row of the kernel.
-
-    Of the CNN's second layer a GPU moves a tenth less for it, and multiplies half more.
-    """
-    kh, kw, channels, features = kernel.shape
-    height, width = x.shape[1] - kh + 1, x.shape[2] - kw + 1
-    windows = jnp.concatenate([x[:, :, j : j + width] for j in range(kw)], axis=-1)
-    weights = kernel.transpose(1, 2, 0, 3).reshape(kw * channels, kh * features)
-    out = (windows @ weights).reshape(*windows.shape[:3], kh, features)
-    return functools.reduce(jnp.add, [out[:, i : i + height, :, i] for i in range(kh)])
-
-
 def _conv_in_tiles(x, kernel):
     tile = winograd.best_tile(x.shape, kernel.shape)
     return winograd.conv2d(x, kernel, tile or (1, 1))
@@ -240,7 +226,6 @@ def _conv_in_cache(x, kernel):
 FORMS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "one channel": _conv_one_channel,
     "windows": _conv_wide,
-    "rows": _conv_rows,
     "windows in cache": _conv_in_cache,
     "tiles": _conv_in_tiles,
     "grouped": _conv_grouped,

@@ -15,7 +15,7 @@ from fedjaxsim.models.network import cnn, conv2d, max_pool2d
 
 # What conv2d chooses from: by the backend, for one input channel, and by size.
 IN_CACHE, WIDE = network._conv_in_cache, network._conv_wide
-ONE_CHANNEL, ROWS = network._conv_one_channel, network._conv_rows
+ONE_CHANNEL = network._conv_one_channel
 WINOGRAD = partial(winograd.conv2d, tile=(2, 3))
 # The second layer of the papers' CNN: ten images, 32 channels, 64 features.
 SECOND_LAYER = (10, 12, 12, 32), (5, 5, 32, 64)
@@ -143,7 +143,7 @@ def test_conv2d_is_the_convolution_of_lax_with_its_derivatives(
 
 
 @pytest.mark.parametrize(
-    ("form", "channels"), [(IN_CACHE, 2), (WIDE, 2), (ROWS, 2), (WINOGRAD, 2), (ONE_CHANNEL, 1)]
+    ("form", "channels"), [(IN_CACHE, 2), (WIDE, 2), (WINOGRAD, 2), (ONE_CHANNEL, 1)]
 )
 def test_conv2d_can_be_mapped_and_scanned(form, channels):
     clients = 3
