@@ -9,10 +9,12 @@ rounds by hand (`hand_written.py`), by `jax.vmap` and by `lax.map` in batches of
 turns, one process at a time, medians of five. Before them, processes check of every system that
 five rounds equal a CPU's and that the same seed gives the same bits, and that the integers of exact
 sums and the norms that bound messages are a CPU's. Small rounds also run with CUDA graphs of whole
-loops, and a step of the CNN with each form of its convolutions. In the time that is left come pfl
-and FedJAX, if torch is there and their wheels are in `peers/wheels` (`peers/README.md`). The file
-is written after each answer; a process that is not ready in time is ended, and one that fails, or a
-system, leaves the others be.
+loops, a large one without autotuning, whose peak of memory is then the rounds' alone, 64 learning
+rates as one program, and a step of the CNN with each form of its convolutions. In the time that is
+left come pfl and FedJAX, if torch is there and their wheels are in `peers/wheels`
+(`peers/README.md`). The file is written after each answer; a process that is not ready in time is
+ended, and one that fails, or a system, leaves the others be. What was measured stays after a stop
+by Ctrl-C or `kill`.
 """
 
 import concurrent.futures
@@ -21,6 +23,7 @@ import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,6 +51,7 @@ from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.memory import device_peak_bytes
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.target import Target, compile_for
+from fedjaxsim.simulation_batch import SimulationBatch
 
 MAPPED = 64
 """Clients in a batch of `lax.map`."""
@@ -59,15 +63,21 @@ ROUNDS = 5
 """Rounds after which a card's numbers are compared with a CPU's."""
 TOLERANCE = 1e-4
 """Relative to the largest number; 7·10⁻⁶ was seen on an H100, and 5·10⁻⁵ of SCAFFOLD."""
-GRAPHS = {
-    f"{name}, graphs of loops": name for name in ("softmax-1k-of-10k", "mlp-pmtl", "text-gru-pmtl")
-}
-"""Workloads that also run with loops inside CUDA graphs; today's XLA has graphs of kernels only."""
-OF_LOOPS = {
-    "XLA_FLAGS": "--xla_gpu_enable_command_buffer="
-    "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"
-}
-FORMS = "a step of the CNN"
+OF_LOOPS = (
+    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"
+)
+ALONE = {
+    f"{name}, graphs of loops": (name, OF_LOOPS)
+    for name in ("softmax-1k-of-10k", "mlp-pmtl", "text-gru-pmtl")
+} | {
+    "softmax-10k, alone": ("softmax-10k", ""),
+    "softmax-10k, not autotuned": ("softmax-10k", "--xla_gpu_autotune_level=0"),
+}  # fmt: skip
+"""Workloads that the engine also runs alone, with flags of XLA: with loops inside CUDA graphs, as
+today's XLA has graphs of kernels only, and without the memory in which it times kernels."""
+FORMS, RUNS = "a step of the CNN", "a round of the MLP"
+RATES = 64
+"""Learning rates in one program."""
 PEERS = ("pfl", "fedjax", "ours")
 PEERS_FOLDER = Path(__file__).parent / "peers"
 PATIENCE, LEAST = 60, 10
@@ -102,6 +112,14 @@ class Child:
 
     def line(self, seconds: float) -> Record:
         """Return the next answer; without one in so many seconds the process ends."""
+        found = self.come(seconds)
+        if found is None:
+            self.end()
+            return {"failed": f"not ready in {max(0, seconds):.0f} s"}
+        return found
+
+    def come(self, seconds: float) -> Record | None:
+        """Return the next answer, or None if none comes in so many seconds."""
         end = time.monotonic() + seconds
         with contextlib.suppress(queue.Empty):
             while line := self._lines.get(timeout=max(0.01, end - time.monotonic())):
@@ -109,8 +127,7 @@ class Child:
                     return json.loads(line)
             errors = [word for word in self._words if re.match(r"[\w.]*(Error|Exception)\b", word)]
             return {"failed": (errors or self._words or ["no word"])[-1][:300]}
-        self.end()
-        return {"failed": f"not ready in {seconds:.0f} s"}
+        return None
 
     def go(self) -> None:
         """Let the process measure."""
@@ -129,35 +146,47 @@ class Child:
                 pipe.close()
 
 
+def laws_of(children: Sequence[Child], end: float) -> Iterator[Record]:
+    """Yield the processes' answers as they come, and what failed or did not come in time."""
+    waiting = dict(enumerate(children))
+    while waiting:
+        for place, child in list(waiting.items()):
+            late = time.monotonic() > end
+            found = child.line(0) if late else child.come(0.1)
+            if found is None:
+                continue
+            if {"failed", "last"} & set(found):
+                del waiting[place]
+                child.end()
+            if "failed" in found:
+                found = {f"law, process {place}": found}
+            yield {name: law for name, law in found.items() if name != "last"}
+
+
 def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: bool, out: Path):
     """Check the laws and measure the workloads until the time is over."""
     end = time.monotonic() + 60 * minutes
     path = out / "card.json"
 
-    def start(variables: Mapping[str, str] = {}, **request: Any) -> Child:
+    def start(flags: str = "", **request: Any) -> Child:
         asked = json.dumps(request | {"rehearse": rehearse})
-        return Child(["--child", asked], variables=variables)
+        given = os.environ.get("XLA_FLAGS", "")
+        return Child(["--child", asked], variables={"XLA_FLAGS": f"{given} {flags}".strip()})
 
     shares = [systems[k::LAWS] for k in range(LAWS)]
     laws = [start(laws=share) for share in shares if share]
     laws.append(start(laws=None))
     timed = {name: start(workload=name) for name in names}
     timed |= {
-        title: start(OF_LOOPS, workload=name, alone=True)
-        for title, name in GRAPHS.items() if name in names
-    } | {FORMS: start(forms=True)}  # fmt: skip
+        title: start(flags, workload=name, alone=True)
+        for title, (name, flags) in ALONE.items() if name in names
+    } | {RUNS: start(runs=True), FORMS: start(forms=True)}  # fmt: skip
     try:
         # Half of the time to compile, also for the processes of laws: they disturb the clock.
         half = end - 30 * minutes
-        for place, child in enumerate(laws):
-            answer = {}
-            while not {"failed", "last"} & set(answer):
-                answer = child.line(half - time.monotonic())
-                if "failed" in answer:
-                    answer = {f"law, process {place}": answer, "failed": True}
-                update(path, {name: each for name, each in answer.items() if "law" in name})
-                print(answer, flush=True)
-            child.end()
+        for answer in laws_of(laws, half):
+            update(path, answer)
+            print(answer, flush=True)
         ready = {name: child.line(half - time.monotonic()) for name, child in timed.items()}
         for name, child in timed.items():
             answer = ready[name]
@@ -171,7 +200,7 @@ def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: 
             update(path, {title: report})
             print(title, report, flush=True)
     except KeyboardInterrupt:
-        print(f"stopped by Ctrl-C; what was measured is in {path}", file=sys.stderr)
+        print(f"stopped; what was measured is in {path}", file=sys.stderr)
         return 130
     finally:
         for child in (*laws, *timed.values()):
@@ -222,6 +251,13 @@ def answer(line: Record) -> None:
     print(json.dumps(line), flush=True)
 
 
+def wait_for_go(name: str) -> None:
+    """Say that all is made, and wait; end where nobody is left to say a word, as after a kill."""
+    answer({"ready": name})
+    if not sys.stdin.readline():
+        sys.exit(1)
+
+
 def measure(name: str, rehearse: bool, alone: bool) -> None:
     """Make the forms of a workload, or the engine's `alone`, wait for a word, and time them."""
     experiment = prepare(run_config(**settings_of(name, rehearse)), check_memory=False)
@@ -249,8 +285,7 @@ def measure(name: str, rehearse: bool, alone: bool) -> None:
             else:
                 compiling[form] = done.result()
     need = compile_for(Target.here(), simulation, experiment.hparams).need
-    answer({"ready": name})
-    sys.stdin.readline()
+    wait_for_go(name)
     times = {}
     for form in forms:
         times[form] = max(1, round(TURN / first(form)))
@@ -274,9 +309,39 @@ def measure(name: str, rehearse: bool, alone: bool) -> None:
 
 def time_forms(rehearse: bool) -> None:
     """Wait for a word, and time a step of the CNN with each form of its convolutions."""
-    answer({"ready": FORMS})
-    sys.stdin.readline()
+    wait_for_go(FORMS)
     answer({"seconds": {form: [took] for form, took in convolutions(rehearse).items()}})
+
+
+def time_runs(rehearse: bool) -> None:
+    """Make runs of one program, and a run alone, wait for a word, and time rounds of each.
+
+    A round's time is divided by the runs; an evaluation is among 40 rounds.
+    """
+    experiment = prepare(run_config(**settings_of("mlp-pmtl", rehearse)), check_memory=False)
+    simulation, hparams = experiment.simulation, experiment.hparams
+    number, rounds = (2, 1) if rehearse else (RATES, 40)
+    rates = map(float, np.geomspace(0.01, 0.1, number))
+    settings = [hparams.replace(learning_rate=rate) for rate in rates]
+    many = SimulationBatch(simulation, settings, jax.devices()[:1])
+    states: dict[str, Any] = {}
+
+    def of_many() -> None:
+        state = states.get("many") or many.init(0)
+        states["many"], _ = many.run(state, rounds)
+
+    def alone() -> None:
+        state = states.get("alone") or simulation.init(0, hparams)
+        states["alone"], _ = simulation.run(state, hparams, rounds)
+
+    forms = {f"{number} runs, each": of_many, "a run alone": alone}
+    for form in forms.values():
+        form()
+    wait_for_go(RUNS)
+    took = alternate(forms, repeats=5)
+    runs = dict(zip(forms, (number, 1), strict=True))
+    answer({"seconds": {form: [t / (runs[form] * rounds) for t in all_]
+                        for form, all_ in took.items()}})  # fmt: skip
 
 
 def laws_of_systems(systems: Sequence[str], rehearse: bool) -> None:
@@ -360,16 +425,14 @@ def print_table(path: Path) -> None:
             continue
         medians = {form: spread(took).median for form, took in found["seconds"].items()}
         if "engine" not in medians or len(medians) == 1:
-            others.append(name + ": " + _line(found))
+            others.append(", ".join(filter(None, [f"{name}: {_line(found)}", _memory(found)])))
             continue
         hand = min(took for form, took in medians.items() if form != "engine")
         ratios.append(hand / medians["engine"])
         cells = [f"{1e3 * took:.3g}" for took in medians.values()]
         cells += ["–"] * (3 - len(cells))
-        plan, peak = found["planned_bytes"], found["peak_bytes_of_all_forms"] or 0
-        memory = f"{plan / 1e6:.0f} / {peak / 1e6:.0f}"
-        rows.append([name, *cells, f"{ratios[-1]:.2f}", str(found["chunk_size"]), memory])
-    head = ["round", "ms", "by hand, vmap", "by hand, map", "faster by", "chunk", "MB plan / all"]
+        rows.append([name, *cells, f"{ratios[-1]:.2f}", str(found["chunk_size"]), _memory(found)])
+    head = ["round", "ms", "by hand, vmap", "by hand, map", "faster by", "chunk", "plan / all"]
     print_rows(head, rows)
     if ratios:
         print(f"least ratio {min(ratios):.2f}, median {np.median(ratios):.2f}")
@@ -389,6 +452,14 @@ def print_table(path: Path) -> None:
     unchecked = [name for name in record if name.startswith("law,")]
     print(*(f"{name} did not end: {record[name]['failed']}" for name in unchecked), sep="\n")
     print(f"{len(laws) - len(broken)} of {len(laws)} laws hold", *broken, sep="\n")
+
+
+def _memory(found: Record) -> str:
+    """Return the bytes of the plan and those that a device had at most, if they were measured."""
+    if "planned_bytes" not in found:
+        return ""
+    plan, peak = found["planned_bytes"], found["peak_bytes_of_all_forms"] or 0
+    return f"{plan / 1e6:.0f} / {peak / 1e6:.0f} MB"
 
 
 def _report(found: Record) -> str:
@@ -423,11 +494,14 @@ def main(
             measure(request["workload"], request["rehearse"], request.get("alone", False))
         elif "forms" in request:
             time_forms(request["rehearse"])
+        elif "runs" in request:
+            time_runs(request["rehearse"])
         elif request["laws"] is None:
             laws_of_sums()
         else:
             laws_of_systems(request["laws"], request["rehearse"])
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, for `timeout`
     # Several processes share the card.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     code = 0 if markdown else run(workloads, systems, minutes, rehearse, out)

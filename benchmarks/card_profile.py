@@ -13,7 +13,6 @@ What a round takes beyond its kernels is launches and waits. The file is written
 import gzip
 import json
 import os
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -23,7 +22,7 @@ from pathlib import Path
 import jax
 import tyro
 from accelerator import WHAT, settings_of
-from card import Child, answer
+from card import Child, answer, wait_for_go
 from common import Record, update
 
 from fedjaxsim.bench.measure import Rounds, machine
@@ -68,8 +67,7 @@ def profile(name: str, rehearse: bool) -> None:
     experiment = prepare(run_config(**settings_of(name, rehearse)), check_memory=False)
     run = Rounds(experiment.simulation, experiment.hparams)
     state = run.advance(run.start(), ROUNDS)
-    answer({"ready": name})
-    sys.stdin.readline()
+    wait_for_go(name)
     state = run.advance(state, ROUNDS)
     begin = time.perf_counter()
     state = run.advance(state, ROUNDS)

@@ -1,6 +1,8 @@
 """The five minutes with a card: rounds by hand, kernels of a trace, and the table."""
 
+import io
 import json
+import types
 
 import card
 import card_profile
@@ -68,6 +70,39 @@ def test_a_system_that_fails_leaves_the_others_be(monkeypatch, capsys):
     ]
 
 
+def test_a_law_is_told_as_it_comes_and_one_that_does_not_come_in_time_failed(tmp_path, monkeypatch):
+    clock, told = types.SimpleNamespace(monotonic=lambda: 0), {}
+    monkeypatch.setattr(card, "time", clock)
+
+    def child(name, *lines):
+        script = tmp_path / name
+        script.write_text("import time\n" + "\n".join(lines))
+        return card.Child([], str(script))
+
+    law = "print('{\"law %s\": 1%s}', flush=True)"
+    children = [
+        child("late.py", law % ("a", ""), "time.sleep(60)"),
+        child("ends.py", law % ("b", ', "last": true')),
+        child("fails.py", "raise ValueError('no memory')"),
+    ]
+    for law in card.laws_of(children, 1):
+        told |= law
+        if len(told) == 3:
+            clock.monotonic = lambda: 2
+    assert told == {
+        "law a": 1, "law b": 1,
+        "law, process 0": {"failed": "not ready in 0 s"},
+        "law, process 2": {"failed": "ValueError: no memory"},
+    }  # fmt: skip
+
+
+def test_a_process_whose_parent_is_gone_measures_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(SystemExit):
+        card.wait_for_go("some")
+    assert json.loads(capsys.readouterr().out) == {"ready": "some"}
+
+
 def metadata(kind, pid, name, tid=0):
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
@@ -96,6 +131,10 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
         },
         "late": {"failed": "not ready"},
         "a step": {"seconds": {"windows": [1e-3], "rows": [2e-3]}},
+        "some, alone": {
+            "seconds": {"engine": [1e-3]}, "chunk_size": 3, "planned_bytes": 5e6,
+            "peak_bytes_of_all_forms": 6e6,
+        },
         "peer pfl, cnn": {"failed": "No module named 'torch'"},
         "peer fedjax, cnn": {"rounds_per_s": 4.0},
         "law fedavg": {"same bits": True, "off by": 1e-6},
@@ -108,7 +147,8 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
     printed = capsys.readouterr().out
     assert "least ratio 2.00, median 2.00" in printed
     assert "late: failed: not ready" in printed
-    assert "a step: windows 1 ms, rows 2 ms" in printed
+    assert "a step: windows 1 ms, rows 2 ms\n" in printed
+    assert "some, alone: engine 1 ms, 5 / 6 MB" in printed
     assert "peer pfl, cnn: No module named 'torch'" in printed
     assert "peer fedjax, cnn: 250 ms a round" in printed
     assert "1 of 4 laws hold" in printed
