@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import simulations
+from support import compiling, simulations
 from support.problems import (
     classification,
     compilations,
@@ -269,6 +269,7 @@ def test_settings_and_clients_divide_eight_devices():
 
 def over_eight_devices():
     """Four runs over four by two devices, each against itself alone."""
+    compiling.quicken()
     jax.config.update("jax_num_cpu_devices", 8)
     jax.config.update("jax_enable_x64", True)
     population, task = least_squares([5, 9, 7, 8, 12, 6, 4, 5], test=0.2)

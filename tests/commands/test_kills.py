@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from support.several import start
+from support.several import PROGRAM, start
 
 from fedjaxsim.runs.directory import CLIENTS, CONFIG, GUARANTEE, METRICS, RunDirectory
 
@@ -24,7 +24,7 @@ OFTEN = ["--checkpoint-every", "10"]
 def process(out):
     begins = [*RUN, "--out", str(out)]
     command = ["resume", "--quiet", str(out)] if (out / CONFIG).exists() else begins
-    return start("-m", "fedjaxsim", *command, *OFTEN)
+    return start("-c", PROGRAM, *command, *OFTEN)
 
 
 def finish(running):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import compiling
 from support.several import start
 
 import fedjaxsim as fjs
@@ -50,6 +51,7 @@ def total(a):
 
 def compute():
     """The program of a child: rounds with all factorizations, on two devices."""
+    compiling.quicken()
     jax.config.update("jax_num_cpu_devices", 2)
     base = fjs.fedavg
     rng = np.random.default_rng(0)

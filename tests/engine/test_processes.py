@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from support import compiling
 from support.problems import HANGS, least_squares, read_by, simulation_of
 from support.several import free_port, start
 
@@ -84,7 +85,7 @@ def results_of(running, path):
 def compute(index, count, devices, late, port, path, rounds, *names):
     """One process of a test; the last one comes late to the first round."""
     jax.config.update("jax_num_cpu_devices", int(devices))
-    jax.config.update("jax_disable_most_optimizations", True)
+    compiling.quicken()
     if int(count) > 1:
         processes.join(f"127.0.0.1:{port}", int(count), int(index))
     assert processes.from_all(["said", int(index)]) == [["said", i] for i in range(int(count))]

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import strategies as st
 from support.disk import Disk, KilledError
 from support.problems import HANGS, bits, same
+from support.several import PROGRAM, environment
 
 from fedjaxsim import store
 from fedjaxsim.engine.checkpoint import CheckpointFolder
@@ -323,22 +324,21 @@ def test_another_run_in_its_place_and_damage_are_refused(experiment, undisturbed
 # --- whole processes ------------------------------------------------------------------------------
 
 PRIVATE = ["--epsilon", "3"]
+ON_TWO_DEVICES = """
+import jax
+from fedjaxsim.engine import processes
+processes.use_all_cores = lambda: None
+jax.config.update("jax_num_cpu_devices", 2)
+"""
 
 
 def process(arguments: list[str], stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    script = (
-        "import sys, jax; from fedjaxsim.engine import processes;"
-        "processes.use_all_cores = lambda: None;"
-        "jax.config.update('jax_num_cpu_devices', 2);"
-        "jax.config.update('jax_disable_most_optimizations', True);"
-        "from fedjaxsim.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
     return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", f"{ON_TWO_DEVICES}{PROGRAM}", *arguments],
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"},
+        env=environment(),
     )
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.extend.core
 import numpy as np
 
-_HASHES = {"words", "_hash_in_a_loop", "_hash_short"}
+_HASHES = {"words", "hash_in_a_loop", "_hash_short"}
 """Names of the compiled Threefry, and of the one in its place in tests."""
 _SEEN = "seen_by_a_client"
 _CALLS = {
