@@ -19,6 +19,14 @@ NOT_FINITE = (
     "the evaluations in which they occurred count them"
 )
 """The warnings, of a round and of a number of messages."""
+_MOST_WORSE = 6
+"""Most runs that are named as worse than a constant."""
+MORE_STEPS = "try more --rounds, another --learning-rate, or ranges of columns (--range)"
+LESS_NOISE = (
+    "with noise, try a smaller --clip{}, a larger --sampling-rate or --epsilon, or "
+    "--algorithm local, which sends nothing"
+)
+"""What to try if models are worse than one constant."""
 _GROWTH = 10
 """Growth of the training loss from which on a run diverges."""
 
@@ -75,3 +83,12 @@ def warning_in(course: Sequence[Record], nonfinite: int, noised: bool) -> str:
     if start is not None and not (noised and is_finite(course[-1]["train_loss"])):
         sentences.append(DIVERGES.format(start))
     return "; ".join(sentences)
+
+
+def list_worse(worse: Sequence[str], remedies: Sequence[str] = ()) -> str:
+    """Return a sentence on runs that are worse than a constant, "name: how" each; "" for none."""
+    if not worse:
+        return ""
+    more = [f"and {len(worse) - _MOST_WORSE} more"] if len(worse) > _MOST_WORSE else []
+    listed = "; ".join([*worse[:_MOST_WORSE], *more, *remedies])
+    return f"warning: of no use yet are the models of {listed}"

@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from fedjaxsim.cli.flags import Json, Work, reads_data_alone
+from fedjaxsim.cli.flags import Json, Work
 from fedjaxsim.cli.messages import in_flags, one_line
 from fedjaxsim.factories import flag
 from fedjaxsim.runs.settings import RunConfig
 
 
-@reads_data_alone
 def data(
     what: Literal["show", "convert"],
     *,

@@ -28,7 +28,6 @@ from fedjaxsim.runs.settings import (
     GROUPS,
     RUN,
     SettingsTable,
-    static_keys,
     table_of,
     unread_by,
 )
@@ -45,19 +44,17 @@ Overwrite = Annotated[bool, "Replace earlier results in the directory."]
 Quiet = Annotated[bool, "Print the result, warnings and errors only."]
 
 
-def reads_data_alone(function: Callable[..., Work]) -> Callable[..., Work]:
-    """Mark a command that reads only the data settings of a run."""
-    vars(function)["reads_data_alone"] = True
-    return function
-
-
 class Command(NamedTuple):
-    """A command: its words without dashes and its flags, each under its name."""
+    """A command: its words without dashes and its flags, each under its name.
+
+    It `takes` the "settings" of a run, the "axes" of several, in which a list is an axis, or "".
+    """
 
     name: str
     function: Callable[..., Work]
     positionals: dict[str, Setting]
     flags: dict[str, Setting]
+    takes: str
 
     @classmethod
     def find(cls, name: str, path: str) -> "Command":
@@ -69,36 +66,18 @@ class Command(NamedTuple):
             of = parameters.get(argument)
             alone = of is None or of.kind is inspect.Parameter.KEYWORD_ONLY
             (flags if alone else positionals)[argument.strip("_")] = setting
-        return cls(name, function, positionals, flags)
-
-    @property
-    def takes_settings(self) -> bool:
-        """Return whether it takes the settings of a run."""
-        return "settings" in inspect.signature(self.function).parameters
-
-    @property
-    def takes_axes(self) -> bool:
-        """Return whether it takes the settings of several runs, in which lists are axes."""
-        return "axes" in inspect.signature(self.function).parameters
-
-    @property
-    def of_runs(self) -> bool:
-        """Return whether it takes settings of runs."""
-        return self.takes_settings or self.takes_axes
+        takes = next((name for name in ("settings", "axes") if name in parameters), "")
+        return cls(name, function, positionals, flags, takes)
 
     @property
     def takes_file(self) -> bool:
         """Return whether its first word without dashes may be a file of settings."""
-        return self.takes_settings and not self.positionals
+        return self.takes == "settings" and not self.positionals
 
     @property
-    def ignored(self) -> frozenset[str]:
+    def ignored(self) -> set[str]:
         """The settings of a run that it does not read."""
-        unread = unread_by(self.name)
-        if hasattr(self.function, "reads_data_alone"):
-            of_data = {setting.name for setting in (*DATA, *GROUPS["rows"].keys)}
-            unread |= static_keys().keys() - of_data
-        return frozenset(unread)
+        return unread_by(self.name)
 
     @property
     def description(self) -> str:
@@ -201,7 +180,7 @@ def show_commands(commands: Sequence[Command]) -> None:
 
 def show(command: Command, words: Sequence[str]) -> None:
     """Show a command's flags; of one with settings, the flags of the parts that `words` name."""
-    if command.takes_settings:
+    if command.takes == "settings":
         flags, _ = split(words, {setting.name: setting for setting in (*DATA, *RUN)})
         roles = [role for role in ROLES if isinstance(flags.get(role), str)]
         if roles:
@@ -218,10 +197,10 @@ def show(command: Command, words: Sequence[str]) -> None:
     if command.takes_file:
         _row("CONFIG", _FILE)
     _section("flags of the command", command.flags.values())
-    if command.takes_axes:
+    if command.takes == "axes":
         _section("options of the sweep", settings_of(SweepOptions).values())
         print("\nsettings of its runs (a list is an axis): fedjaxsim run --help")
-    if not command.takes_settings:
+    if command.takes != "settings":
         return
     groups = {name: group.keys for name, group in GROUPS.items()}
     privacy = ("target", "guarantee", "noise_schedule", "spending", "examples")

@@ -1,6 +1,5 @@
 """Tables, JSON, guarantees and reports that commands print on stdout."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +8,21 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from fedjaxsim.cli.messages import in_flags, say
 from fedjaxsim.extras import missing
-from fedjaxsim.metrics import METRICS, MetricRecords
+from fedjaxsim.metrics import METRICS, MetricRecords, column_label
 from fedjaxsim.report.files import json_text
+from fedjaxsim.report.labels import data_label, key_label, value_label
 from fedjaxsim.report.progress import decimals
+from fedjaxsim.report.results import (
+    columns_of_epsilon,
+    estimate_in,
+    metrics_of,
+    remark_on_examples,
+    remarks_on,
+    table_of_means,
+    table_of_runs,
+)
 
 if TYPE_CHECKING:
     from fedjaxsim.privacy.guarantee import Report
@@ -57,12 +67,10 @@ def print_guarantee(report: "Report", file: Path | None, *, explain: bool) -> No
     print(report if explain else f"privacy: {report.short()}; in full: {file or '--explain'}")
 
 
-def warn_if_no_matplotlib() -> bool:
-    """Return whether pictures can be drawn; if not, print a warning."""
-    why = missing("plots")
-    if why is not None:
-        print(f"fedjaxsim: warning: no pictures will be drawn: {why}", file=sys.stderr)
-    return why is None
+def warn_if_no_matplotlib() -> None:
+    """Print a warning if no pictures can be drawn."""
+    if why := missing("plots"):
+        say(f"warning: no pictures will be drawn: {why}")
 
 
 def print_table(
@@ -73,8 +81,6 @@ def print_table(
     condensed: bool = False,
 ) -> None:
     """Print a line for each summary of a run, and remarks on clients that are left out."""
-    from fedjaxsim.report.results import remarks_on, table_of_runs
-
     table = table_of_runs(rows, title or "", metrics, condensed=condensed)
     # 80 columns are enough without padding.
     print_rows(table.headings, table.rows, table.title or None, left=table.left, padding=0)
@@ -84,10 +90,6 @@ def print_table(
 
 def print_comparison(comparison: "Comparison") -> None:
     """Print the tables of runs and of their means, and what the guarantees assume."""
-    from fedjaxsim.metrics import column_label
-    from fedjaxsim.report.labels import data_label
-    from fedjaxsim.report.results import table_of_means
-
     rows, means = comparison.described_rows(), comparison.means
     data = {data_label(row.get("data", ""), row.get("clients")) for row in rows}
     title = data.pop() if len(data) == 1 else None
@@ -107,16 +109,7 @@ def print_comparison(comparison: "Comparison") -> None:
 
 def print_sweep(done: "SweepResult", best: "Best") -> None:
     """Print the best final value of each combination, and the limits of the guarantees."""
-    from fedjaxsim.cli.messages import in_flags
-    from fedjaxsim.metrics import column_label
     from fedjaxsim.privacy.assumptions import SHARED_SEED
-    from fedjaxsim.report.labels import key_label, value_label
-    from fedjaxsim.report.results import (
-        columns_of_epsilon,
-        estimate_in,
-        metrics_of,
-        remark_on_examples,
-    )
     from fedjaxsim.runs.sweep_results import REPORT, SELECTION, failed_runs
 
     over = ", ".join(map(key_label, done.plan.best_over))

@@ -76,18 +76,18 @@ def parse(arguments: Sequence[str]) -> Call:
     there is noted.
     """
     command, words = _command(arguments), arguments[1:]
-    flags, other_words = split(words, command.flags | (static_keys() if command.of_runs else {}))
-    has_file = other_words and (command.takes_axes or command.takes_file)
+    flags, other_words = split(words, command.flags | (static_keys() if command.takes else {}))
+    has_file = other_words and (command.takes == "axes" or command.takes_file)
     path = Path(other_words[0]) if has_file else None
     file, parts, keys = SweepFile(), dict[str, list[str]](), dict[str, Setting]()
-    if command.of_runs:
+    if command.takes:
         if path is not None:
-            file = read_file(path) if command.takes_axes else SweepFile(read_raw(path))
+            file = read_file(path) if command.takes == "axes" else SweepFile(read_raw(path))
         parts = {role: _names(flags.get(role)) or file.parts(role) for role in ROLES}
         parts = {role: names for role, names in parts.items() if names}
         _start_for_user_code(parts, flags)
         keys = file.settings_of_runs(flags | parts)
-        keys |= settings_of(SweepOptions) if command.takes_axes else {}
+        keys |= settings_of(SweepOptions) if command.takes == "axes" else {}
         flags, other_words = split(words, keys | command.flags)  # now with those of the parts
     own_flags = {name: value for name, value in flags.items() if name in command.flags}
     asked = {name: value for name, value in flags.items() if name not in own_flags}
@@ -95,9 +95,9 @@ def parse(arguments: Sequence[str]) -> Call:
         first = {role: names[0] for role, names in parts.items()}
         _refuse(name, command, keys, {**file.base, **first})
     of_runs: dict[str, Any] = {}
-    if command.takes_axes:
+    if command.takes == "axes":
         of_runs = {"axes": {name: _axis(keys[name], value) for name, value in asked.items()}}
-    elif command.takes_settings:
+    elif command.takes == "settings":
         earlier = Path(own_flags["from"]) if "from" in own_flags else None
         ignored = dict.fromkeys((*command.ignored, *OUTPUT), f"has no effect on {command.name}")
         config = layered_config(asked, Layer(file.base, path, "noted"), earlier, ignored)
@@ -125,15 +125,15 @@ def _refuse(
     commands = [
         other for other, path in COMMANDS.items() if name in Command.find(other, path).flags
     ]
-    if command.takes_settings and (is_setting or name in OUTPUT or name in command.ignored):
+    if command.takes == "settings" and (is_setting or name in OUTPUT or name in command.ignored):
         return
     if commands and not is_setting:
         others = " and ".join(commands) if len(commands) < _MANY else "other commands"
         raise ValueError(f"--{flag(name)} is a flag of {others}, not of {command.name}")
-    if command.takes_axes:
+    if command.takes == "axes":
         [why] = unread([name], table_of(settings), [*keys, *command.flags])
         raise ValueError(f"no run reads what is set: {why}")
-    if command.takes_settings:
+    if command.takes == "settings":
         raise ValueError(unknown(name, [*static_keys(), *readers(), *command.flags]))
     if is_setting:
         of_run = f"{flag(name)} is a setting of the run, which {command.name}"

@@ -19,7 +19,7 @@ from fedjaxsim.cli.printing import (
 from fedjaxsim.cli.process import end_stopped, stoppable
 from fedjaxsim.data.tables.describe import clipped_in_words, ranges_in_words
 from fedjaxsim.data.transforms import clipped_shares
-from fedjaxsim.divergence import DIVERGES, NOT_FINITE
+from fedjaxsim.divergence import DIVERGES, LESS_NOISE, MORE_STEPS, NOT_FINITE
 from fedjaxsim.engine import processes
 from fedjaxsim.privacy.assumptions import NO_RELEASE, STOPPING
 from fedjaxsim.privacy.entries import epsilon_text
@@ -27,7 +27,6 @@ from fedjaxsim.privacy.guarantee import Report, tight_epsilon
 from fedjaxsim.report.files import SEVERAL_RUNS, check_place
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.remedies import LESS_NOISE, MORE_STEPS
 from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.comparison import compare
 from fedjaxsim.runs.directory import GUARANTEE, RunDirectory, read_run

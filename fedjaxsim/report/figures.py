@@ -10,7 +10,7 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.clock import ROUNDS, Axis
-from fedjaxsim.divergence import Record
+from fedjaxsim.divergence import Record, is_finite
 from fedjaxsim.extras import importing
 from fedjaxsim.metrics import (
     METRICS,
@@ -148,17 +148,12 @@ def _curves(
     alike: bool,
     axis: Axis,
 ) -> Figure:
-    """Draw panels, at most four in a row, above one legend; panels that are `alike` share axes."""
-    down = -(-len(panels) // 4)
-    across = -(-len(panels) // down)
-    alone = 6.4 if len(shown) > _MANY else 4.8
+    """Draw panels above one legend; panels that are `alike` share axes."""
+    alone, (_, across) = 6.4 if len(shown) > _MANY else 4.8, _grid(len(panels))
     legend = _Legend.of(shown, alone / 4.8 if across == 1 else across)
-    figure = picture(title, alone if across == 1 else 3.1 * across, 2.8 * down + legend.height)
-    every = list(figure.subplots(down, across, sharex=alike, sharey=alike, squeeze=False).flat)
-    for unused in every[len(panels) :]:
-        unused.remove()
+    figure, every = _panels(title, len(panels), alone, 2.8, legend.height, alike, alike)
     drawn = [row for panel in panels for _, rows in panel.curves for row in rows]
-    for place, (panel, axes) in enumerate(zip(panels, every, strict=False)):
+    for place, (panel, axes) in enumerate(zip(panels, every, strict=True)):
         rows = drawn if alike else [row for _, curve_rows in panel.curves for row in curve_rows]
         for look, curve_rows in panel.curves:
             rounds, value, half = _columns(curve_rows, "round", "mean", "half")
@@ -170,25 +165,38 @@ def _curves(
         axes.tick_params(labelbottom=not alike or place + across >= len(panels))
         if not alike or place % across == 0:
             axes.set_ylabel(label)
-    _set_ticks(every[: len(panels)], axis)
-    _name_axis(figure, every[max(0, len(panels) - across) : len(panels)], axis)
+    _set_axis(figure, every, axis)
     legend.draw(figure)
     return figure
 
 
-def _set_ticks(panels: Sequence[Axes], axis: Axis) -> None:
-    """Put ticks at whole rounds."""
+def _grid(count: int) -> tuple[int, int]:
+    """Return the numbers of rows and columns of panels, at most four in a row."""
+    down = -(-count // 4)
+    return down, -(-count // down)
+
+
+def _panels(
+    title: str, count: int, alone: float, height: float, below: float, sharex: bool, sharey: bool
+) -> tuple[Figure, list[Axes]]:
+    """Make panels of a height, one of width `alone`, with room `below`."""
+    down, across = _grid(count)
+    figure = picture(title, alone if across == 1 else 3.1 * across, height * down + below)
+    panels = list(figure.subplots(down, across, sharex=sharex, sharey=sharey, squeeze=False).flat)
+    for unused in panels[count:]:
+        unused.remove()
+    return figure, panels[:count]
+
+
+def _set_axis(figure: Figure, panels: Sequence[Axes], axis: Axis) -> None:
+    """Name the horizontal axis below panels, or once if its name is long; rounds are whole."""
+    lowest = panels[-_grid(len(panels))[1] :]
+    if "\n" in axis.title and len(lowest) > 1:
+        figure.supxlabel(axis.title)
+    for panel in lowest if not figure.get_supxlabel() else ():
+        panel.set_xlabel(axis.title)
     for panel in panels if axis.over == "rounds" else ():
         panel.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-
-
-def _name_axis(figure: Figure, panels: Sequence[Axes], axis: Axis) -> None:
-    """Name the horizontal axis below each panel, or once if its name has several lines."""
-    if "\n" in axis.title and len(panels) > 1:
-        figure.supxlabel(axis.title)
-        return
-    for panel in panels:
-        panel.set_xlabel(axis.title)
 
 
 _MANY = 8
@@ -243,9 +251,8 @@ def run_figure(
     quality = primary_metric(columns, metrics) or "test_loss"
     names = [name for name in ("train_loss", quality) if any(name in row for row in records)]
     names += ["epsilon"] * bool(records[-1]["epsilon"])
-    figure = picture(title, 3.2 * len(names), 3.2)
-    panels = figure.subplots(1, len(names), sharex=True, squeeze=False)
-    for axes, name in zip(panels.flat, names, strict=True):
+    figure, panels = _panels(title, len(names), 3.2, 3.2, 0.0, sharex=True, sharey=False)
+    for axes, name in zip(panels, names, strict=True):
         rows = [row for row in records if row.get(name) is not None]
         [rounds, values], band = _columns(rows, "round", name), None
         if all(row.get(f"{name}_p10") is not None for row in rows):
@@ -258,8 +265,7 @@ def run_figure(
         if name == quality and sampled:
             label += f"\n{sampled:,} sampled clients, all at the end"
         axes.set_ylabel(label)
-    _set_ticks([*panels.flat], axis)
-    _name_axis(figure, [*panels.flat], axis)
+    _set_axis(figure, panels, axis)
     return figure
 
 
@@ -314,7 +320,7 @@ def comparison_figure(
         alike = [pair for pair in zip(shown, systems, strict=True) if pair[1].data == name]
         for column in columns or [default_metric([alike[0][1].first])]:
             curves = [(look, _rows_of(system, column, axis)) for look, system in alike]
-            if not any(_is_number(row["mean"]) for _, rows in curves for row in rows):
+            if not any(is_finite(row["mean"]) for _, rows in curves for row in rows):
                 names = alike[0][1].first.rows[-1]
                 hint = checks.did_you_mean(column, names, cutoff=0.5)
                 needed = "a figure needs a column of numbers in metrics.jsonl"
@@ -339,13 +345,8 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
     `clients` are (name of the run, rows (m,), values (m,)). The worst tenth is marked, if the
     metric has a direction.
     """
-    down = -(-len(clients) // 4)
-    across = -(-len(clients) // down)
-    figure = picture("", 3.1 * across + 0.6, 2.6 * down)
-    every = list(figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat)
-    for unused in every[len(clients) :]:
-        unused.remove()
-    for axes, (name, rows, values) in zip(every, clients, strict=False):
+    figure, every = _panels("", len(clients), 3.7, 2.6, 0.0, sharex=True, sharey=True)
+    for axes, (name, rows, values) in zip(every, clients, strict=True):
         finite = np.isfinite(values)
         rows, values = rows[finite], values[finite]
         order = np.argsort(-values if metric.larger_is_better is False else values)
@@ -356,7 +357,7 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
         if len(worst):
             axes.plot(rows[worst], values[worst], color=COLOURS[1], label="worst tenth", **dots)
         axes.set(title=name, xscale="log", xlabel="training rows")
-    for axes in every[::across]:
+    for axes in every[:: _grid(len(clients))[1]]:
         axes.set_ylabel(metric.title)
     handles, labels = every[0].get_legend_handles_labels()
     if handles:
@@ -371,10 +372,6 @@ def _rows_of(system: System, column: str, axis: Axis) -> Rows:
         rows = [row | {"mean": e, "half": None} for row, e in zip(rows, bounds, strict=True)]
     per_round = axis.per_round(lambda: system.bytes_sent, lambda: system.work)
     return [row | {"round": row["round"] * per_round} for row in rows]
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and not math.isnan(value)
 
 
 # --- sweeps ---------------------------------------------------------------------------------------

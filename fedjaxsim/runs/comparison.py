@@ -14,13 +14,12 @@ import numpy as np
 
 from fedjaxsim import checks
 from fedjaxsim.clock import ROUNDS, Axis
-from fedjaxsim.divergence import Record
+from fedjaxsim.divergence import Record, list_worse
 from fedjaxsim.metrics import Metric, MetricRecords, column_label, column_metric, named_metric
 from fedjaxsim.privacy import entries
 from fedjaxsim.report.files import KINDS, csv_text, intact, strict
 from fedjaxsim.report.labels import algorithm_title, key_label, setting_label, short_name
 from fedjaxsim.report.progress import decimals
-from fedjaxsim.report.remedies import list_worse
 from fedjaxsim.report.results import (
     Run,
     System,

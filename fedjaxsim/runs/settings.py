@@ -386,6 +386,8 @@ def static_keys() -> dict[str, Setting]:
 
 def unread_by(command: str) -> set[str]:
     """Return the names of the settings that a command does not read."""
+    if command == "data":
+        return static_keys().keys() - {setting.name for setting in (*DATA, *GROUPS["rows"].keys)}
     return {name for name, setting in static_keys().items() if command in setting.unread_by}
 
 

@@ -32,7 +32,7 @@ from fedjaxsim.checks import SettingWarning
 from fedjaxsim.clock import ROUNDS, Axis
 from fedjaxsim.data.files import read_tables, reading
 from fedjaxsim.data.readers import DataSpec
-from fedjaxsim.divergence import Record, failures
+from fedjaxsim.divergence import LESS_NOISE, MORE_STEPS, Record, failures, list_worse
 from fedjaxsim.engine.checkpoint import Checkpoint, CheckpointFolder, has_x64, require_x64
 from fedjaxsim.extras import importing
 from fedjaxsim.factories import settings_of
@@ -61,7 +61,6 @@ from fedjaxsim.report.labels import (
     key_label,
 )
 from fedjaxsim.report.progress import number
-from fedjaxsim.report.remedies import LESS_NOISE, MORE_STEPS, list_worse
 from fedjaxsim.report.results import (
     SPENT,
     SPENT_OF_EXAMPLES,

@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, log_loss, mean_poisson_deviance
 
 from fedjaxsim.data import Population
 from fedjaxsim.data.minibatches import Batch
-from fedjaxsim.report.remedies import LESS_NOISE
+from fedjaxsim.divergence import LESS_NOISE
 from fedjaxsim.report.results import Run
 from fedjaxsim.runs.assemble import parts_of
 from fedjaxsim.runs.baseline import rare_class, worse_than_constant

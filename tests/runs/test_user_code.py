@@ -163,7 +163,7 @@ def test_a_setting_named_as_a_flag_of_commands_is_refused():
         run_config(model="mycode:seeded", seeds=3)
     flags = {*settings_of(SweepOptions)}
     for command in (Command.find(name, path) for name, path in COMMANDS.items()):
-        if command.takes_settings or command.takes_axes:
+        if command.takes:
             flags |= command.flags.keys()
     assert flags <= COMMAND_FLAGS | static_keys().keys()
 
