@@ -29,13 +29,14 @@ from fedjaxsim.factories import CommandLineText, Setting, flag, is_user_code, se
 from fedjaxsim.runs.parts import ROLES
 from fedjaxsim.runs.settings import (
     Layer,
+    layered_config,
     readers,
     static_keys,
     table_of,
     unknown,
     unread,
 )
-from fedjaxsim.runs.settings_files import OUTPUT, layered_config, read_raw
+from fedjaxsim.runs.settings_files import CONFIG, OUTPUT, read_raw
 from fedjaxsim.runs.sweep_files import SweepFile, SweepOptions, read_file
 from fedjaxsim.signals import end_on_signal
 from fedjaxsim.store import unlock_folders
@@ -98,7 +99,10 @@ def parse(arguments: Sequence[str]) -> Call:
     if command.takes == "axes":
         of_runs = {"axes": {name: _axis(keys[name], value) for name, value in asked.items()}}
     elif command.takes == "settings":
-        earlier = Path(own_flags["from"]) if "from" in own_flags else None
+        earlier = Layer({}, unread="left out")
+        if "from" in own_flags:
+            written = Path(own_flags["from"]) / CONFIG
+            earlier = earlier._replace(values=read_raw(written), path=written)
         ignored = dict.fromkeys((*command.ignored, *OUTPUT), f"has no effect on {command.name}")
         config = layered_config(asked, Layer(file.base, path, "noted"), earlier, ignored)
         of_runs, other_words = {"settings": config}, other_words[path is not None :]

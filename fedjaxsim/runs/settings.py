@@ -30,7 +30,7 @@ from fedjaxsim.runs.parts import (
     part_of,
     spellings_of,
 )
-from fedjaxsim.runs.seeds import SecretSeed, SeedSetting
+from fedjaxsim.runs.seeds import SecretSeed, SeedSetting, number_of
 
 if TYPE_CHECKING:
     from fedjaxsim.hyperparameters import Hyperparameter
@@ -650,6 +650,37 @@ def layered(*layers: Layer, ignored: Mapping[str, str] = {}) -> RunConfig:
     files = {places[name] for name in merged}
     with in_file(files.pop() if len(files) == 1 else None):
         return RunConfig(**vars(table), values=values, notes=tuple(notes))
+
+
+def check_flags(names: Iterable[str], ignored: Mapping[str, str]) -> None:
+    """Refuse flags that a command ignores, with the reason, and settings that have no flag."""
+    settings = static_keys()
+    for name in names:
+        if name in ignored:
+            raise ValueError(f"{flag(name)} {ignored[name]}")
+        if name in settings and not settings[name].has_flag:
+            raise ValueError(f"{flag(name)} is for files alone")
+
+
+def layered_config(
+    flags: Mapping[str, Any], file: Layer, earlier: Layer, ignored: Mapping[str, str]
+) -> RunConfig:
+    """Make the settings of a run from flags, a file and an earlier run; the first wins.
+
+    Settings of the earlier run that this run does not read are left out. `ignored` holds settings
+    that the caller does not read, with the reason.
+    """
+    check_flags(flags, ignored)
+    inherited = dict(earlier.values)
+    asked = {**inherited, **file.values, **flags}
+    if str(asked.get("seed")) != str(inherited.get("seed", asked.get("seed"))):
+        # A stage with another seed is on the same data.
+        inherited = {"partition_seed": number_of(inherited["seed"])} | inherited
+    system = SYSTEMS.get(str(asked.get("algorithm")))
+    if system is not None and not system.sends:
+        left_out = {name for name, setting in static_keys().items() if setting.of_releases}
+        inherited = {name: inherited[name] for name in inherited if name not in left_out}
+    return layered(earlier._replace(values=inherited), file, Layer(flags), ignored=ignored)
 
 
 def excluded(settings: Mapping[str, Any]) -> set[str]:

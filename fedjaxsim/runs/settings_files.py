@@ -1,16 +1,14 @@
-"""Settings from flags, TOML files and earlier runs; errors name the file."""
+"""Settings in TOML files, also those that runs wrote; errors name the file."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjaxsim.algorithms.systems import SYSTEMS
 from fedjaxsim.data.files import in_file, read_tables
 from fedjaxsim.factories import flag, settings_of
 from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.parts import check_parts
-from fedjaxsim.runs.seeds import number_of
-from fedjaxsim.runs.settings import Layer, RunConfig, layered, static_keys
+from fedjaxsim.runs.settings import Layer, RunConfig, layered
 
 CONFIG = "config.toml"
 """The settings of a run in its directory."""
@@ -35,42 +33,6 @@ def read_toml(path: Path) -> RunConfig:
         that no part of the run reads, or a value of the wrong type.
     """
     return layered(Layer(read_raw(path), path))
-
-
-def check_flags(names: Iterable[str], ignored: Mapping[str, str]) -> None:
-    """Refuse flags that a command ignores, with the reason, and settings that have no flag."""
-    settings = static_keys()
-    for name in names:
-        if name in ignored:
-            raise ValueError(f"{flag(name)} {ignored[name]}")
-        if name in settings and not settings[name].has_flag:
-            raise ValueError(f"{flag(name)} is for files alone")
-
-
-def layered_config(
-    flags: Mapping[str, Any], file: Layer, earlier: Path | None, ignored: Mapping[str, str]
-) -> RunConfig:
-    """Make the settings of a run from flags, a file and an earlier run; the first wins.
-
-    Settings of the run in the directory `earlier` that this run does not read are left out.
-    `ignored` holds settings that the caller does not read, with the reason.
-    """
-    check_flags(flags, ignored)
-    inherited = {} if earlier is None else read_raw(earlier / CONFIG)
-    asked = {**inherited, **file.values, **flags}
-    if str(asked.get("seed")) != str(inherited.get("seed", asked.get("seed"))):
-        # A stage with another seed is on the same data.
-        inherited = {"partition_seed": number_of(inherited["seed"])} | inherited
-    system = SYSTEMS.get(str(asked.get("algorithm")))
-    if system is not None and not system.sends:
-        left_out = {name for name, setting in static_keys().items() if setting.of_releases}
-        inherited = {name: inherited[name] for name in inherited if name not in left_out}
-    return layered(
-        Layer(inherited, earlier and earlier / CONFIG, "left out"),
-        file,
-        Layer(flags),
-        ignored=ignored,
-    )
 
 
 def read_raw(path: Path) -> dict[str, Any]:

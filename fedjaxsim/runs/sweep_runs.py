@@ -26,6 +26,7 @@ from fedjaxsim.runs.seeds import SECRET, SecretSeed, SeedSetting
 from fedjaxsim.runs.settings import (
     Layer,
     RunConfig,
+    check_flags,
     displaced,
     excluded,
     layered,
@@ -34,7 +35,7 @@ from fedjaxsim.runs.settings import (
     table_of,
     unread,
 )
-from fedjaxsim.runs.settings_files import check_flags, settings_in
+from fedjaxsim.runs.settings_files import settings_in
 from fedjaxsim.runs.sweep_files import (
     MOST_RUNS,
     NOTHING,
