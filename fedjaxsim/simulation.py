@@ -534,7 +534,6 @@ class Simulation(Fixed):
           ValueError: the clients are others than before, or some join and the stage before
             published no model, protected examples, or gave clients privacy levels.
         """
-        key, hparams = self.check_start(trained.stage_key(state.key, state.round), hparams)
         other_counts = {charges.scheme.clients for charges in state.privacy.charges} - {
             self.num_clients
         }
@@ -543,12 +542,13 @@ class Simulation(Fixed):
                 f"the state must be of {self.num_clients} clients, as those here, got "
                 f"{other_counts.pop()}: if clients join, give `earlier`, its simulation"
             )
+        if earlier is not None and self.algorithm.warm_start.start is None:
+            raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
+        origin = None if earlier is None else self._origin(earlier, state)
+        key, hparams = self.check_start(trained.stage_key(state.key, state.round), hparams)
         if earlier is None:
             shared, personal = jax.tree.map(jnp.copy, (state.shared, state.personal))
         else:
-            if self.algorithm.warm_start.start is None:
-                raise ValueError("the algorithm has no `warm_start`: it cannot start from models")
-            origin = self._origin(earlier, state)
             before = hparams if earlier_hparams is None else earlier_hparams.as_arrays()
             begin = self._start_of(earlier.program)
             parts = state.shared, state.personal

@@ -119,6 +119,7 @@ def test_clients_may_not_join_where_costs_are_of_given_clients(ended):
         given = read_by(grown, **VALUES, example_noise_multiplier=1.0, example_clip=1.0)
         with pytest.raises(ValueError, match=message):
             grown.start_from(of, given, sim, hparams)
+        assert not grown._traced, "names and charges are looked at first"
 
     join("all 4 clients of the stage before must be here", GROWN.of_clients(np.arange(3, 7)))
     join("none may join", task=private_examples(TASK))

@@ -1,5 +1,6 @@
 """Mechanism and sampling of a run: the effect, cost and errors of each flag."""
 
+import functools
 import math
 
 import numpy as np
@@ -16,8 +17,8 @@ from fedjaxsim.data.tables.load import load
 from fedjaxsim.privacy.choices import MECHANISMS, SAMPLERS
 from fedjaxsim.privacy.entries import ADJACENCIES
 from fedjaxsim.privacy.guarantee import report
-from fedjaxsim.runs.assemble import population_of
-from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.assemble import population_of, simulation_of
+from fedjaxsim.runs.build import hparams_of, prepare
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.sweep_runs import read_sweep
@@ -45,6 +46,12 @@ def epsilons(*flags) -> list[float]:
     return [epsilon for epsilon in both if epsilon is not None]
 
 
+@functools.cache
+def digits() -> Population:
+    """The data of small runs."""
+    return population_of(parse(["run", *SMALL]).settings)
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_mechanism_has_a_flag(name):
     parts = {"per-part": ["--parts", "kernel,bias", "--clip-kernel", "1", "--clip-bias", "0.5"]}
@@ -56,20 +63,22 @@ def test_every_mechanism_has_a_flag(name):
     small = SMALL[:-2] if SYSTEMS[system].whole_pass else SMALL
     turns = {"correlated": ["full"], "banded": ["groups", "--groups", "8"]}
     sampling = ["--sampling", *turns[name]] if name in turns else []
-    found = experiment(
-        *small, "--mechanism", name, *noise, "--algorithm", system, *sampling, *parts.get(name, [])
-    )
+    flags = ["--mechanism", name, *noise, "--algorithm", system, *sampling, *parts.get(name, [])]
+    config = parse(["run", *small, *flags]).settings
+    # Its functions are traced by the tests of each mechanism.
+    simulation = simulation_of(config, digits())
+    hparams = hparams_of(config, simulation)
     gaussian = "gaussian", "adaptive", "every-row", "gaussian-gram", "per-layer", "per-part"
     kinds = dict.fromkeys(gaussian, "gaussian")
     kinds |= {"pure": "pure", "pure-gram": "pure", "no-release": "no_release"}
     kinds |= {"correlated": "correlated", "banded": "banded"}
-    assert found.simulation.mechanism.event.kind == kinds.get(name, "no_known_cost")
-    assert found.noise_multiplier == (0.1 if noise else 0.0)
+    assert simulation.mechanism.event.kind == kinds.get(name, "no_known_cost")
+    assert hparams.get("noise_multiplier", 0.0) == (0.1 if noise else 0.0)
     clip = "clip_bias" if name == "per-part" else "clip"
-    assert np.all(np.isfinite(found.hparams.get(clip, math.inf))) == bool(noise)
+    assert np.all(np.isfinite(hparams.get(clip, math.inf))) == bool(noise)
     # A twentieth of the cohort of 10 that is expected.
     count_noise = pytest.approx(0.5) if name == "adaptive" else None
-    assert found.hparams.get("count_noise") == count_noise
+    assert hparams.get("count_noise") == count_noise
 
 
 RATES = zip(SAMPLERS, (0.3, 1.0, 0.25, 0.25, 0.125, 0.25), strict=True)

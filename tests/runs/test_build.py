@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjaxsim as fjs
+from fedjaxsim.runs import build
 from fedjaxsim.runs.build import prepare, versions
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
@@ -65,4 +66,5 @@ def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch):
         return of(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
+    build._installed.cache_clear()
     assert versions()["fedjaxsim"] == fjs.__version__
