@@ -1,5 +1,7 @@
 """DPFedMTL: by hand, against plain loops, its noise as published, and what stays with a client."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,11 @@ from fedjaxsim.testing import check_billboard
 
 THOROUGH = pytest.mark.thorough
 CLIENTS, LINEAR = classification([10, 12, 14, 9])
-MLP = softmax(mlp((4,), 3, hidden=(5,)), 3)
+
+
+@functools.cache
+def network():
+    return softmax(mlp((4,), 3, hidden=(5,)), 3)
 
 
 def batches(steps):
@@ -103,7 +109,7 @@ def gradient(parts, x, y):
 @pytest.mark.parametrize("factory", [dpfedmtl, fedrep])
 def test_without_noise_it_is_fedper_and_fedrep_written_in_numpy(factory):
     # Arivazhagan et al. 2019 and Collins et al. 2021, with momentum, H = 3 and two rounds.
-    algorithm = factory(MLP, local_optimizer=optimizers.local(momentum))
+    algorithm = factory(network(), local_optimizer=optimizers.local(momentum))
     sim = Simulation(algorithm, CLIENTS, full_participation(), batches(3))
     hparams = sim.hyperparameters(learning_rate=0.3)
     state = sim.init(0, hparams)
@@ -225,7 +231,7 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
 @pytest.mark.thorough
 @pytest.mark.parametrize("factory", [dpfedmtl, fedrep])
 def test_a_head_never_leaves_its_client(factory):
-    sim = Simulation(factory(MLP), CLIENTS, full_participation(), batches(1))
+    sim = Simulation(factory(network()), CLIENTS, full_participation(), batches(1))
     hparams = sim.hyperparameters(learning_rate=0.3, clip=0.5, noise_multiplier=0.1)
     message = sim.message_shapes(jax.random.key(0), hparams.as_arrays())
     assert paths_of(message) == ["Dense_0/bias", "Dense_0/kernel"]
@@ -235,7 +241,7 @@ def test_a_head_never_leaves_its_client(factory):
 @pytest.mark.thorough
 def test_stages_hand_over_the_trunk_and_each_clients_own_head():
     sims = [
-        Simulation(factory(MLP), CLIENTS, full_participation(), batches(1))
+        Simulation(factory(network()), CLIENTS, full_participation(), batches(1))
         for factory in (dpfedmtl, pmtl)
     ]
     ours, theirs = sims
@@ -282,7 +288,7 @@ def test_a_split_that_leaves_a_part_empty_is_refused_at_once(head, message):
 def test_other_bad_input_is_refused():
     with pytest.raises(ValueError, match="steps"):
         Minibatches(4, steps=0)
-    algorithm = dpfedmtl_as_published(MLP)
+    algorithm = dpfedmtl_as_published(network())
     sim = Simulation(algorithm, CLIENTS, full_participation(), batches(1), plain_mean())
     with pytest.raises(ValueError, match="clip"):
         sim.init(0, sim.hyperparameters(noise_multiplier=1.0))

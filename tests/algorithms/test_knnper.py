@@ -21,7 +21,6 @@ from fedjaxsim.tasks.task import softmax
 from fedjaxsim.testing import check_billboard
 
 K, SCALE = 3, 2.0
-MODEL = mlp((4,), 3, hidden=(5,))
 
 
 def kernel(distances):
@@ -31,7 +30,7 @@ def kernel(distances):
 @pytest.mark.thorough
 def test_predictions_are_mixed_with_those_of_neighbours_on_ones_own_rows():
     population, _ = classification([8, 40, 11])
-    task, steps = softmax(MODEL, 3), Minibatches(4, steps=2)
+    task, steps = softmax(mlp((4,), 3, hidden=(5,)), 3), Minibatches(4, steps=2)
     sims = [
         Simulation(algorithm, population, full_participation(), steps)
         for algorithm in (knnper(task, neighbours=K, datastore=32), fedavg(task))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import simulations
-from support.problems import read_by
+from support.problems import copied, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.accounting import gaussian as gdp
@@ -48,10 +48,6 @@ def run(sim, state, rounds, **changes):
 def begin(sim, seed=0, **changes):
     """The state before the first round."""
     return sim.init(seed, given(sim, **changes))
-
-
-def copied(state):
-    return jax.tree.map(jnp.copy, state)
 
 
 def test_a_stage_without_releases_does_not_forget_what_was_released(shared_full, shared_local):

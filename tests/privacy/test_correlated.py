@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.matrix_factorization import toeplitz
-from support.problems import classification, read_by
+from support.problems import classification, copied, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy import ledger as ledgers
@@ -65,9 +65,13 @@ def test_no_messages_of_a_client_cost_more_than_equal_ones(bands, power, rounds,
 )
 def test_the_cost_is_that_of_jax_privacy(bands, power, rounds, groups):
     event = event_of(bands, power)
-    noising = jnp.asarray(gdp.coefficients(bands, power), jnp.float32)
-    strategy = toeplitz.inverse_coef(noising, rounds)
-    reference = toeplitz.minsep_sensitivity_squared(strategy, groups, n=rounds, skip_checks=True)
+
+    @jax.jit
+    def squared(noising):
+        strategy = toeplitz.inverse_coef(noising, rounds)
+        return toeplitz.minsep_sensitivity_squared(strategy, groups, n=rounds, skip_checks=True)
+
+    reference = squared(np.asarray(gdp.coefficients(bands, power), np.float32))
     assert gdp.squared_sensitivity(event.series, rounds, groups) == pytest.approx(
         float(reference), rel=1e-5
     )
@@ -77,11 +81,16 @@ def test_coefficients_of_a_buffered_toeplitz_matrix_cost_what_jax_privacy_says()
     rounds, groups = 30, 6
     decays, scales = np.array([0.9, 0.4]), np.array([0.3, 0.25])
     strategy = np.r_[1.0, (decays ** np.arange(rounds - 1)[:, None]) @ scales]
-    noising = np.asarray(toeplitz.inverse_coef(jnp.asarray(strategy, jnp.float32)))
+
+    @jax.jit
+    def of_jax_privacy(strategy):
+        squared = toeplitz.minsep_sensitivity_squared(strategy, groups, skip_checks=True)
+        return toeplitz.inverse_coef(strategy), squared
+
+    noising, reference = map(np.asarray, of_jax_privacy(strategy.astype(np.float32)))
     event: Any = correlated(coefficients=(2 * noising).tolist()).event
     np.testing.assert_allclose(np.convolve(event.series, strategy)[:rounds], np.eye(rounds)[0],
                                atol=1e-6)  # fmt: skip
-    reference = toeplitz.minsep_sensitivity_squared(jnp.asarray(strategy, jnp.float32), groups)
     squared = gdp.squared_sensitivity(event.series, rounds, groups)
     assert squared == pytest.approx(float(reference), rel=1e-5)
     in_loop = jax.jit(lambda: gdp.squared_sensitivity(event.series, rounds, groups, jnp))()
@@ -234,7 +243,7 @@ def test_calibration_meets_its_target(sim):
 
 def test_other_noise_and_rounds_out_of_order_have_no_epsilon(sim, independent):
     state = run(sim, sim.init(0, given(sim)), 2)
-    assert epsilon(sim, run(sim, jax.tree.map(jnp.copy, state), 1, noise_multiplier=9.0)) is None
+    assert epsilon(sim, run(sim, copied(state), 1, noise_multiplier=9.0)) is None
     skipped = dataclasses.replace(state, round=state.round + 1)
     assert epsilon(sim, run(sim, skipped, 1)) is None
     # A stage of another simulation closes the account: its key drew other noise.

@@ -122,7 +122,7 @@ def test_groups_take_rounds_in_their_order_each_once():
     def overflowed(rounds):
         account = empty(1, groups)
         for round_ in rounds:
-            account = charge(account, 1.0, 0.1, round_)
+            account = compiled(account, 1.0, 0.1, round_)
         return bool(account.overflowed)
 
     assert not overflowed([0, 1, 2])

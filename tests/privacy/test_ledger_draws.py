@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.problems import least_squares, read_by
+from support.problems import copied, least_squares, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.cli.program import main
@@ -60,10 +60,6 @@ def rounds(sim, state, count, hparams=None):
 
 def fresh(sim, seed=0):
     return sim.init(seed, values(sim))
-
-
-def copied(state):
-    return jax.tree.map(jnp.copy, state)
 
 
 def released(state):

@@ -160,6 +160,7 @@ def test_a_client_of_extreme_leaves_moves_the_release_by_what_is_charged(choices
 
     def distance(first, second):
         """Return the distance of two sums in units of the noise as drawn, over 1/z."""
+        first, second = jax.device_get((first, second))
         moved = jax.tree.map(
             lambda a, b, scale: np.sum(((np.float64(a) - b) / scale) ** 2), first, second, scales
         )

@@ -6,6 +6,7 @@ import itertools
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -140,6 +141,12 @@ def read_by(simulation, **values):
 def rows_of_all(data):
     """All clients' rows, dug out of a view: refused where functions are checked."""
     return data._read.fields
+
+
+@jax.jit
+def copied(state):
+    """Return a copy of a state, as a simulation that goes on with a state takes its arrays."""
+    return jax.tree.map(jnp.copy, state)
 
 
 def after(simulation, hparams, rounds, seed=0):
