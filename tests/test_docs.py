@@ -1,6 +1,5 @@
 """What the documents point to exists (links, headings, files, names), and what they show runs."""
 
-import ast
 import dataclasses
 import functools
 import glob
@@ -20,6 +19,7 @@ import jax
 import numpy as np
 import pytest
 from support.problems import environment_of_users
+from support.sources import source_of
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
@@ -236,12 +236,10 @@ def test_commands_inside_sentences_are_understood(document):
                 raise
 
 
+@pytest.mark.usefixtures("sources")
 def test_messages_among_the_questions_are_those_of_the_package():
-    pieces = set()
-    for path in (ROOT / "fedjaxsim").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                pieces.add(node.value)
+    files = (ROOT / "fedjaxsim").rglob("*.py")
+    pieces = {text for path in files for _, text in source_of(path).strings}
     page = (ROOT / "docs/reference/faq.md").read_text(encoding="utf-8").split("| message |")[1]
     messages = re.findall(r"^\| (`{1,2})(.+?)\1 \|", page, re.MULTILINE)
     assert len(messages) > 4

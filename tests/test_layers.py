@@ -1,13 +1,13 @@
 """Imports run downhill: every folder knows those below it and none above."""
 
 import ast
-import functools
 import re
 from pathlib import Path
 
-import fedjaxsim
+import pytest
+from support.sources import PACKAGE, source_of
 
-PACKAGE = Path(fedjaxsim.__file__).parent
+pytestmark = pytest.mark.usefixtures("sources")
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
@@ -32,16 +32,9 @@ LAYERS = (
 """From the top down. Modules of one layer do not import each other."""
 
 
-@functools.cache
-def statements_of(path: Path) -> list[ast.Import | ast.ImportFrom | ast.Assert]:
-    """Return the imports and assertions in a file."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return [n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom | ast.Assert)]
-
-
 def nodes_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """Return the imports in a file."""
-    return [node for node in statements_of(path) if not isinstance(node, ast.Assert)]
+    return [node for node in source_of(path).statements if not isinstance(node, ast.Assert)]
 
 
 def imports_of(path: Path) -> set[str]:
@@ -90,10 +83,9 @@ def test_only_runs_and_commands_read_tables():
 def test_the_engine_reads_no_columns():
     """Units and names of a table are the task's (`tasks/in_source.py`); rounds read numbers."""
     reading = {
-        f"{path.relative_to(PACKAGE)} reads {node.attr}"
+        f"{path.relative_to(PACKAGE)} reads {name}"
         for path in [PACKAGE / "simulation.py", *(PACKAGE / "engine").glob("*.py")]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr in ("columns", "categories")
+        for name in source_of(path).attributes & {"columns", "categories"}
     }
     assert reading == set()
 
@@ -139,7 +131,7 @@ def test_no_check_goes_with_python_o():
     checks = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in PACKAGE.rglob("*.py")
-        for node in statements_of(path)
+        for node in source_of(path).statements
         if isinstance(node, ast.Assert)
         and not re.fullmatch(r"[\w.]+ is not None|isinstance\(.*\)", ast.unparse(node.test))
     ]

@@ -1,13 +1,11 @@
 """Docstrings and pages are plain: a verb or a noun first, and no word that stood for grammar."""
 
-import ast
-import functools
 import re
-from pathlib import Path
 
-import fedjaxsim
+import pytest
+from support.sources import PACKAGE, source_of
 
-PACKAGE = Path(fedjaxsim.__file__).parent
+pytestmark = pytest.mark.usefixtures("sources")
 OPENINGS = {"What", "Whether", "How", "Where", "Whose", "Which", "Who", "Of", "As", "That", "Those"}
 PLAIN = re.compile(
     r"\b(of (which|whom)|(that|those) of|of (one's|its|your|their) own|of oneself|as of"
@@ -25,24 +23,23 @@ ALLOWED = re.compile(r"\b(sorted|found|data|Find a part) by name\b")
 WORDS = re.compile(r"\b(so many|likewise|told|doors?|as of `)", re.IGNORECASE)
 
 
-@functools.cache
-def texts():
-    """Return the docstrings of the package, then all strings with a space: places and texts."""
-    docstrings, strings = [], []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-                strings.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.value))
-            elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                text = ast.get_docstring(node)
-                if text:
-                    name = getattr(node, "name", "module")
-                    docstrings.append((f"{path.relative_to(PACKAGE)}: {name}", text))
-    return docstrings, strings
-
-
 def docstrings():
-    return texts()[0]
+    """Return places and texts of the docstrings of the package."""
+    return [
+        (f"{path.relative_to(PACKAGE)}: {name}", text)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, text in source_of(path).docstrings
+    ]
+
+
+def sentences():
+    """Return places and texts of all strings with a space."""
+    return [
+        (f"{path.relative_to(PACKAGE)}:{line}", text)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for line, text in source_of(path).strings
+        if " " in text
+    ]
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun():
@@ -58,7 +55,7 @@ def test_docstrings_use_the_names_of_things():
 def test_docstrings_and_messages_have_a_noun_where_grammar_would_stand_for_it():
     found = [
         f"{place}: {phrase[0]}"
-        for place, text in texts()[1]
+        for place, text in sentences()
         for phrase in PLAIN.finditer(ALLOWED.sub("", " ".join(text.split())))
     ]
     assert found == []

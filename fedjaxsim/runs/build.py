@@ -191,7 +191,7 @@ class Experiment:
 
     @property
     def origin(self) -> Record:
-        """What the results of a run follow from, as its files keep it: it then goes on alike."""
+        """The settings and data that results follow from, as files keep them."""
         asked = self.config.settings()
         reading = {name: asked.get(name) for name in (*sorted(self.config.data_settings()), "loss")}
         return {

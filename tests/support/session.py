@@ -196,6 +196,11 @@ for _name, _parts in simulations.NAMED.items():
 
 
 @pytest.fixture
+def sources():
+    """For tests that read the files of the package by `support.sources`, in one process."""
+
+
+@pytest.fixture
 def shared_system(request):
     """The system that `parametrize(…, indirect=True)` names, in float64, as the test itself is."""
     with jax.enable_x64(True):

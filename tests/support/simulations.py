@@ -70,9 +70,11 @@ def _shared(name, kind, dtype) -> Simulation:
 def group_of(item) -> str:
     """Return the group of tests that run in one process.
 
-    It is that of the shared simulations with a name, of one other system, of a notebook, whose
-    programs no other has, or of a file.
+    It is that of the shared simulations with a name, of one other system, of what the files of
+    the package say, of a notebook, whose programs no other has, or of a file.
     """
+    if "sources" in item.fixturenames:
+        return "sources"
     if item.path.name == "test_notebooks.py":
         return item.name
     if any(fixture.startswith("shared_") for fixture in item.fixturenames):
