@@ -172,33 +172,25 @@ def _scheme_of(
     for name, needed_by in (("every", "allocation"), ("groups", "cyclic")):
         if (kind == needed_by) != (turns[name] is not None):
             raise ValueError(f"{name} must be given for {needed_by} sampling, and for no other")
-    if every is not None and p is not None:
-        raise SettingError("allocation sampling takes every, and no ", Name("sampling_rate"))
-    if kind == "fixed":
-        if m is None or capacity is None or p is not None:
-            raise SettingError(
-                "fixed sampling takes clients and capacity, and no ", Name("sampling_rate")
-            )
-        return SamplingScheme(kind, m, capacity), capacity / m, ()
+    takes = {"fixed": "clients and capacity", "allocation": "every"}.get(kind)
+    if takes and (p is not None or (kind == "fixed" and None in (m, capacity))):
+        raise SettingError(f"{kind} sampling takes {takes}, and no ", Name("sampling_rate"))
+    if kind == "full" and p not in (None, 1):
+        raise SettingError(Name("sampling_rate"), f" must be 1 for full participation, got {p}")
+    if p is None and kind in ("poisson", "cyclic"):
+        raise SettingError(Name("sampling_rate"), f" must be given for {kind} sampling, got none")
     if p is not None:
         checks.in_range(f"[{2.0**-32}, 1]", sampling_rate=p)
-    assumed = ()
+    assumed = []
     if m is None:
         if capacity is not None:
             raise ValueError(f"capacity must come with clients, got {capacity} alone")
         # So that δ ≤ 1/(10 m), if possible.
         m = max(groups or 1, int(0.1 / max(delta, 1e-10) * (1 + 1e-12)))
-        assumed = (f"The number of clients was not given: {m} stand for any, with the same ε.",)
+        assumed.append(f"The number of clients was not given: {m} stand for any, with the same ε.")
     places = m if capacity is None else capacity
     scheme = SamplingScheme(kind, m, places, groups=groups, period=every)
-    if kind == "full":
-        if p not in (None, 1):
-            raise SettingError(Name("sampling_rate"), f" must be 1 for full participation, got {p}")
-        return scheme, 1.0, assumed
-    if every is not None:
-        p = 1 / every
-    if p is None:
-        raise SettingError(Name("sampling_rate"), f" must be given for {kind} sampling, got none")
-    if scheme.capacity == m:
-        assumed += ("Cohorts have room for all clients.",)
-    return scheme, p, assumed
+    if scheme.capacity == m and kind not in ("fixed", "full"):
+        assumed.append("Cohorts have room for all clients.")
+    shares = {"fixed": places / m, "full": 1.0, "allocation": 1 / (every or 1)}
+    return scheme, shares[kind] if p is None else p, tuple(assumed)
