@@ -39,16 +39,19 @@ def run(
     used = dataclasses.replace(devices, devices="1") if settings.streamed else devices
     used.start(quiet=output.quiet)
     from fedjaxsim.cli.process import in_all_processes
-    from fedjaxsim.cli.running import run_work, seeds_work
+    from fedjaxsim.cli.running import seeds_work, work_of
+    from fedjaxsim.runs.starting import prepare_run
 
     if seeds is not None:
         if out is None or from_ is not None or devices.processes or devices.cluster:
             raise ValueError("seeds needs out, and excludes from and several processes")
         return seeds_work(settings, out, seeds, output, overwrite=overwrite, labels=labels)
-    return in_all_processes(
-        lambda: run_work(settings, out, from_, output, overwrite=overwrite, labels=labels),
-        devices.count,
-    )
+
+    def prepare() -> Work:
+        how = {"overwrite": overwrite, "labels": labels}
+        return work_of(prepare_run(settings, out, from_, output, **how), output)
+
+    return in_all_processes(prepare, devices.count)
 
 
 def resume(
@@ -67,9 +70,12 @@ def resume(
     output.validate(directory)
     devices.start(quiet=output.quiet)
     from fedjaxsim.cli.process import in_all_processes
-    from fedjaxsim.cli.running import resume_work
+    from fedjaxsim.cli.running import work_of
+    from fedjaxsim.runs.starting import prepare_resume
 
-    return in_all_processes(lambda: resume_work(directory, rounds, output), devices.count)
+    return in_all_processes(
+        lambda: work_of(prepare_resume(directory, rounds, output), output), devices.count
+    )
 
 
 def export(directory: Directory, *, out: Path | None = None) -> Work:

@@ -34,32 +34,17 @@ from fedjaxsim.runs.execute import Executed, Stage, describe_stages, execute
 from fedjaxsim.runs.output import RunOutput
 from fedjaxsim.runs.public import PUBLIC
 from fedjaxsim.runs.settings import RunConfig
-from fedjaxsim.runs.starting import prepare_resume, prepare_run, warn_above
+from fedjaxsim.runs.starting import prepare_run, warn_above
 from fedjaxsim.runs.sweep_files import MOST_RUNS
 
 RESUME = "fedjaxsim resume"
 
 
-def run_work(
-    config: RunConfig,
-    out: Path | None,
-    start: Path | None,
-    output: RunOutput,
-    *,
-    overwrite: bool,
-    labels: Mapping[str, Any],
-) -> Work:
-    """Check the input of a run, or of a stage after that in `start`; return the work."""
-    prepared = prepare_run(config, out, start, output, overwrite=overwrite, labels=labels)
+def work_of(prepared: Stage | RunDirectory, output: RunOutput) -> Work:
+    """Return the work of a run whose input is checked; a finished one is shown."""
     if isinstance(prepared, RunDirectory):
         return lambda: _show(prepared, output)
     return lambda: _begin(prepared, output)
-
-
-def resume_work(path: Path, rounds: int | None, output: RunOutput) -> Work:
-    """Check that a run can resume; return the work."""
-    stage = prepare_resume(path, rounds, output)
-    return lambda: _begin(stage, output)
 
 
 def seeds_work(
@@ -82,12 +67,12 @@ def seeds_work(
     }
     (path, first), *later = runs.items()
     how: dict[str, Any] = {"overwrite": overwrite, "labels": labels}
-    begin = run_work(first, path, None, output, **how)
+    begin = work_of(prepare_run(first, path, None, output, **how), output)
 
     def work() -> int | None:
         code = begin()
         for path, run in later:
-            code = code or run_work(run, path, None, output, **how)()
+            code = code or work_of(prepare_run(run, path, None, output, **how), output)()
         if not code:
             print_comparison(compare(runs))
         return code

@@ -42,22 +42,16 @@ def epsilon_label(epsilon: float | None) -> str:
     return f"ε ≤ {epsilon_text(epsilon)}"
 
 
-def format_list(value: Any) -> Any:
-    """Return a list in a few words, and other values unchanged.
+def value_label(key: str, value: Any) -> str:
+    """Format a value; infinite noise is followed by its meaning.
 
     Clients' numbers have their least and largest, a long list its first values and its length.
     """
-    if not isinstance(value, list):
-        return value
-    if value and all(isinstance(x, float) for x in value):
-        return f"{number(min(value))} to {number(max(value))}"
-    more = f", … ({len(value)})" if len(value) > _LISTED else ""
-    return ", ".join(map(str, value[: 2 if more else _LISTED])) + more
-
-
-def value_label(key: str, value: Any) -> str:
-    """Format a value; infinite noise is followed by its meaning."""
-    value = format_list(value)
+    if isinstance(value, list):
+        if value and all(isinstance(x, float) for x in value):
+            return f"{number(min(value))} to {number(max(value))}"
+        more = f", … ({len(value)})" if len(value) > _LISTED else ""
+        return ", ".join(map(str, value[: 2 if more else _LISTED])) + more
     if value is None:
         return "not set"
     if key == "algorithm":

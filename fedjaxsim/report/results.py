@@ -142,18 +142,17 @@ class System(NamedTuple):
     @property
     def bytes_sent(self) -> float:
         """Expected bytes that clients send in a round; ValueError of an older run."""
-        sent = self.first.config.get("resolved", {}).get("bytes_sent")
-        if sent is None:
-            raise ValueError(f"how many bytes {self.label} sent is not in its files: run it again")
-        return sent
+        return self._resolved("bytes_sent", "how many bytes {} sent")
 
     @property
     def work(self) -> RoundWork:
         """Work of a round; ValueError of an older run."""
-        work = self.first.config.get("resolved", {}).get("work")
-        if work is None:
-            raise ValueError(f"how much {self.label} computes is not in its files: run it again")
-        return RoundWork(**work)
+        return RoundWork(**self._resolved("work", "how much {} computes"))
+
+    def _resolved(self, name: str, what: str) -> Any:
+        if (value := self.first.config.get("resolved", {}).get(name)) is None:
+            raise ValueError(f"{what.format(self.label)} is not in its files: run it again")
+        return value
 
     def values(self, column: str, seeds: Sequence[int]) -> list[float | None]:
         """Return the last values of some seeds, as `Run.value`."""

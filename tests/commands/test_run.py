@@ -87,9 +87,9 @@ def test_several_seeds_are_runs_of_their_own_with_a_mean(tmp_path, monkeypatch, 
         assert labels == {"tags": ["a", "b"]}
         asked.append((config.seed, out.name))
         write_run(out, "pmtl", 0.5 + 0.1 * config.seed, seed=config.seed)
-        return lambda: 0
 
-    monkeypatch.setattr(running, "run_work", prepare)
+    monkeypatch.setattr(running, "prepare_run", prepare)
+    monkeypatch.setattr(running, "_begin", lambda *_: 0)
     assert (
         main(
             ["run", "--seed", "1", "--seeds", "2", "--tags", "a,b", "--out", str(tmp_path / "runs")]
