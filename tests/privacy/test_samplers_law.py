@@ -155,16 +155,6 @@ def test_forty_clients_of_unlike_rates_are_found_by_the_stated_power():
         check_law(with_rates(0.018), hparams.as_arrays())
 
 
-def test_a_run_with_a_sampler_of_ones_own_is_refused_before_it_starts():
-    population, task = least_squares([2] * M, features=2)
-    liar, _ = LIARS["one cohort for all rounds"]
-    sampling = poisson(P)._replace(for_clients=lambda m: liar)
-    sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
-    hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
-    with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
-        sim.init(0, hparams)
-
-
 def test_a_sampler_of_the_package_with_a_scheme_and_rate_of_ones_own_is_refused():
     population, task = least_squares([2] * M, features=2)
     liar = FULL._replace(scheme=POISSON.scheme, rate=lambda hparams: jnp.asarray(0.01))
@@ -203,7 +193,7 @@ def test_a_scheme_claims_no_share_that_no_coin_is_tossed_for(claim):
     assert levels.sampler(M).scheme.levels == ((M, 1.0),)
 
 
-def test_a_sampler_is_tested_with_all_hyperparameters():
+def test_a_run_tests_a_sampler_of_ones_own_with_all_hyperparameters_before_it_starts():
     """One may read another one than its rate."""
     population, task = least_squares([2] * M, features=2)
 
@@ -216,4 +206,4 @@ def test_a_sampler_is_tested_with_all_hyperparameters():
     hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
     sim.check_start(0, hparams)
     with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
-        sim.check_start(0, hparams.replace(clip=0.5))
+        sim.init(0, hparams.replace(clip=0.5))

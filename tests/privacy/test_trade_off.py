@@ -48,7 +48,7 @@ def test_no_test_of_a_sampled_round_is_better_and_some_are_as_good():
     present = (1 - p) * absent + p * present
     both_ways = [(absent, 1 - present), (1 - present, absent)]
     for alpha, beta in both_ways:
-        assert np.all(found.least_miss(np.clip(alpha, 0, 1)) <= beta + 1e-9)
+        assert np.all(found.least_miss(np.clip(alpha[::10], 0, 1)) <= beta[::10] + 1e-9)
     for epsilon, delta in zip(found.epsilons[:200:40], found.deltas[:200:40], strict=True):
         best = min(np.min(beta + math.exp(epsilon) * alpha) for alpha, beta in both_ways)
         assert best == pytest.approx(1 - delta, abs=1e-4)
