@@ -41,7 +41,7 @@ from fedjaxsim.report.files import (
 from fedjaxsim.report.results import SPENT_OF_EXAMPLES, Run
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.public import PUBLIC
-from fedjaxsim.runs.seeds import number_of
+from fedjaxsim.runs.seeds import SECRET, number_of
 from fedjaxsim.runs.settings import static_keys
 from fedjaxsim.runs.settings_files import CONFIG, RECORDS
 
@@ -243,6 +243,8 @@ def other_results(
 
     def text(settings: Mapping[str, Any], name: str) -> str:
         value = settings.get(name)
+        if name == "seed" and str(value).startswith(SECRET):  # an error may be handed on
+            return SECRET
         listed = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         return "not given" if value is None else listed
 

@@ -293,6 +293,7 @@ def test_other_results_are_told_by_what_differs():
         ({**settings, "e": None}, "b not given there and 1 here, c not given there and 1 here, "
          "and 1 other)"),
         (settings, "c not given there and 1 here, and 2 others)"),
+        ({"seed": "secret:8589934592"}, "seed not given there and secret here)"),
         ({}, f"already holds a sweep {OTHER_DATA}"),
     ):  # fmt: skip
         error = other_results(Path("runs/a"), "sweep", {}, ours, OTHER_DATA)
