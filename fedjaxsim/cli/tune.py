@@ -94,7 +94,7 @@ def _print(done: "TuningResult") -> None:
     from fedjaxsim.report.results import Estimate, estimate
     from fedjaxsim.tuning.run import shown
 
-    trace, test, metric = done.trace, done.test, done.metric
+    trace, test, metric = done.trace, done.test, done.title
     first = trace.steps[0]
     rows = [
         [name, *map(shown, step.point.values()), str(step.objective.estimate),

@@ -38,7 +38,14 @@ from fedjaxsim.privacy.private_examples import private_examples
 from fedjaxsim.privacy.private_ranges import scale_privately
 from fedjaxsim.privacy.samplers import Availability, Sampling, available, full_participation
 from fedjaxsim.runs.baseline import RARE, rare_class
-from fedjaxsim.runs.parts import LOSSES, MODELS, OF_TOKENS, run_user_code
+from fedjaxsim.runs.parts import (
+    LOSSES,
+    MODELS,
+    OF_TOKENS,
+    check_takes,
+    find_user_code,
+    run_user_code,
+)
 from fedjaxsim.runs.settings import RunConfig, flag
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.tasks.named_metrics import is_named
@@ -271,16 +278,31 @@ def _task(config: RunConfig, population: Population) -> Task:
         task = tasks.softmax_sequence(model, outputs)
     if config.loss in ("softmax", "logistic") and (name := rare_class(population)) is not None:
         task = _judged_by_loss(task, name)
-    if named := config.get("metrics"):
+    users = [word for word in config.metrics if is_user_code(word)]
+    if named := [word for word in config.metrics if word not in users]:
         task = tasks.with_metrics(task, named)
+    for word in users:
+        task = _with_own_metric(task, word)
+        named.append(word.rpartition(":")[2])
     if config.metric is not None:
-        if is_named(config.metric) and config.metric not in (named or ()) and config.loss in LOSSES:
+        if is_named(config.metric) and config.metric not in named and config.loss in LOSSES:
             raise SettingError(
                 Name("metric"), f" {config.metric} needs ", Name("metrics"), f" {config.metric}"
             )
         task = task._replace(judged_by=config.metric)
     made = " of all clients and one more; it is taken as public."
     return task._replace(public=(*task.public, *(f"{sentence}{made}" for sentence in public)))
+
+
+def _with_own_metric(task: Task, word: str) -> Task:
+    """Return the task with the metric of a user's "module:factory", which is called as that."""
+    factory = find_user_code("metrics", word)
+
+    def make(task):
+        check_takes("metrics", word, factory, task)
+        return run_user_code(f"metrics {word}", lambda: factory(task))
+
+    return tasks.with_own_metric(task, word.rpartition(":")[2], make)
 
 
 def _judged_by_loss(task: Task, rare: str) -> Task:

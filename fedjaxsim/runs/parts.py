@@ -341,8 +341,8 @@ def absolute(data: str) -> str:
 
 # --- users' parts ---------------------------------------------------------------------------------
 
-_LOGGER_TAKES = "settings, path"
-"""Positional arguments of the factory of a logger, which is no part of a run."""
+_OTHERS_TAKE = {"logger": "settings, path", "metrics": "task"}
+"""Positional arguments of users' factories that make no part of a run."""
 _PACKAGES: set[str] = set()
 """Packages with the parts of users."""
 
@@ -406,7 +406,7 @@ def check_takes(
 
 
 def _takes(role: str) -> str | None:
-    return ROLES[role].takes if role in ROLES else _LOGGER_TAKES
+    return ROLES[role].takes if role in ROLES else _OTHERS_TAKE[role]
 
 
 def run_user_code(name: str, function: Callable[[], Any]) -> Any:

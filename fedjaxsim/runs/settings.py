@@ -144,7 +144,7 @@ RUN = (
     Setting(
         "metrics", tuple[str, ...], (),
         "More metrics of classes: f1, balanced-accuracy, precision, recall, top-5, ece, log-loss, "
-        "auc-pooled.",
+        "auc-pooled, or your own, MODULE:FACTORY.",
         evaluates=True,
     ),
     Setting(

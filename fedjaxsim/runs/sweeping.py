@@ -154,11 +154,12 @@ class Sweep:
     def _log(self) -> None:
         """Forward the finished runs to the loggers, without the swept settings in their rows."""
         folder, settings = self.directory.path, {"run", "delta", *self.plan.columns}
+        name = f"{folder.parent.name}-{folder.name}" if self.chooses else folder.name
         for run in self.directory.runs() if self.loggers else ():
             rows = [{k: v for k, v in row.items() if k not in settings} for row in run.rows]
             config, path = (
                 self.plan.runs[int(run.name)],
-                folder / LOGS / f"{folder.name}-{run.name}",
+                folder / LOGS / f"{name}-{run.name}",
             )
             log_finished(self.loggers, config, path, rows)
 

@@ -1,5 +1,6 @@
 # The public names of `fedjaxsim.tasks`, for type checkers and `lazy_loader`.
 from .named_metrics import with_metrics as with_metrics
+from .named_metrics import with_own_metric as with_own_metric
 from .regressions import cox as cox
 from .regressions import gamma as gamma
 from .regressions import negative_binomial as negative_binomial

@@ -21,6 +21,7 @@ from fedjaxsim.tasks.task import Classes, Task, cross_entropy
 
 BINS = 15
 """Bins of equal width of the expected calibration error (Guo et al. 2017)."""
+OwnMetric = Callable[[Task], tuple[StreamingMetric | Callable[[Any, Batch], jax.Array], Metric]]
 _FRACTION = (0.0, 1.0)
 _pooled = functools.partial(Metric, range=_FRACTION, smooth=False, pooled=True)
 RECORDS = {
@@ -99,6 +100,50 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
         streaming_metrics=streaming,
         records=records,
         on_model=again and (lambda model: with_metrics(again(model), names)),
+    )
+
+
+def with_own_metric(task: Task, name: str, factory: OwnMetric) -> Task:
+    """Return a task that also evaluates a metric of yours.
+
+    Args:
+      task: the task.
+      name: the metric's name in columns of results.
+      factory: `(task) -> metric, record`. The metric is a `StreamingMetric`, or a function
+        `(params, batch) -> (b,)` of rows, whose mean counts; the record says its title, direction
+        and unit.
+
+    Raises:
+      ValueError: the task has a metric with that name, or the factory returns something else.
+    """
+    made = factory(task)
+    if (
+        not isinstance(made, tuple)
+        or len(made) != 2
+        or not (callable(made[0]) or isinstance(made[0], StreamingMetric))
+        or not isinstance(made[1], Metric)
+    ):
+        raise ValueError(
+            f"metric {name} must return a StreamingMetric or a function (params, batch) -> (b,), "
+            f"and its fjs.tasks.Metric(title, …), got {checks.described(made)}"
+        )
+    metric, record = made
+    again = task.on_model
+    streaming = {name: metric} if isinstance(metric, StreamingMetric) else {}
+    of_rows = {} if isinstance(metric, StreamingMetric) else {name: metric}
+
+    def metrics(params, batch):
+        values = task.metrics(params, batch)
+        derived = {"nmse"} if "squared_error" in values else set()
+        if name in values.keys() | task.streaming_metrics.keys() | derived:
+            raise ValueError(f"the task has a metric {name!r} already: give yours another name")
+        return {**values, **{name: value(params, batch) for name, value in of_rows.items()}}
+
+    return task._replace(
+        metrics=metrics,
+        streaming_metrics={**task.streaming_metrics, **streaming},
+        records={**task.records, name: record},
+        on_model=again and (lambda model: with_own_metric(again(model), name, factory)),
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.checkpoint import has_x64, require_x64
+from fedjaxsim.metrics import Metric
 from fedjaxsim.privacy.assumptions import SHARED_SEED
 from fedjaxsim.report.files import (
     check_place,
@@ -61,7 +62,7 @@ class TuningResult(NamedTuple):
 
     Attributes:
       path: the folder.
-      metric: the metric that was improved.
+      metric: the metric that was improved, and in words its `title`.
       ended: why it ended.
       test: the start and the result on fresh seeds, with the gain; None without a better point.
       statement: what the choice means for the guarantee of the final run.
@@ -69,6 +70,7 @@ class TuningResult(NamedTuple):
 
     path: Path
     metric: str
+    title: str
     trace: TuningTrace
     ended: str
     test: Record | None
@@ -103,7 +105,7 @@ class Tuning:
     bounds: dict[str, tuple[float, float]]
     fresh: jax.Array
     steps: int
-    larger_is_better: bool
+    improved: Metric
     record: Record
     known: list[tuple[Point, ObjectiveValue]]
     quiet: bool = False
@@ -133,7 +135,7 @@ class Tuning:
                 _write(path, record, steps)
             for log in logs:
                 log.add(self._logged(len(steps) - 1, step))
-            bar.show(len(steps) - 1, words_of(step, self.metric))
+            bar.show(len(steps) - 1, words_of(step, self.improved.title))
             return bool(measured) or not stop.is_set()
 
         with contextlib.ExitStack() as closing:
@@ -147,12 +149,12 @@ class Tuning:
                 bounds=self.bounds,
                 cost=measure.runs,
                 on_step=on_step,
-                larger_is_better=self.larger_is_better,
+                larger_is_better=bool(self.improved.larger_is_better),
             )
         best, test = trace.best, None
         if best is not trace.steps[0] and not stop.is_set():
             before, after = (measure(step.point, self.fresh) for step in (trace.steps[0], best))
-            worse, better = (before, after)[:: -1 if self.larger_is_better else 1]
+            worse, better = (before, after)[:: -1 if self.improved.larger_is_better else 1]
             gained, p = difference(worse.values.tolist(), better.values.tolist())
             gain = {"gain": gained.mean, "half": gained.half, "p": p}
             test = {"start": before.values, "tuned": after.values, **gain}
@@ -163,7 +165,8 @@ class Tuning:
             write_tables(path / TUNED, tuned.settings())
         record |= {"stopped": ended, "best": trace.steps.index(best), "test": test}
         _write(path, record, trace.steps)  # the end, after all other files
-        return TuningResult(path, self.metric, trace, ended, test, self.setup.statement)
+        asked = self.metric, self.improved.title
+        return TuningResult(path, *asked, trace, ended, test, self.setup.statement)
 
     def _logged(self, number: int, step: Step) -> Record:
         """Return the record of a point for loggers; of clients' values it has the mean."""
@@ -243,7 +246,7 @@ def prepare_tuning(
         bounds,
         fresh,
         asked["steps"],
-        bool(improved.larger_is_better),
+        improved,
         record,
         measured,
         quiet,
@@ -291,11 +294,11 @@ def _write(path: Path, record: Record, steps: Sequence[Step]) -> None:
     write_json(path / PATH_JSON, {**record, "steps": rows})
 
 
-def words_of(step: Step, metric: str) -> str:
+def words_of(step: Step, title: str) -> str:
     """Describe a step that was tried, as in `loss 0.93 ± 0.018  lam 0.1  kept`."""
     point = "  ".join(f"{flag(name)} {shown(value)}" for name, value in step.point.items())
     fate = "kept" if step.accepted else "taken back"
-    return f"{metric} {step.objective.estimate}  {point}  {fate}"
+    return f"{title} {step.objective.estimate}  {point}  {fate}"
 
 
 def shown(value: Any) -> str:

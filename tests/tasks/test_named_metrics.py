@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,13 +12,37 @@ from sklearn import metrics
 
 import fedjaxsim as fjs
 from fedjaxsim.models import linear
-from fedjaxsim.tasks import logistic, one_vs_all, softmax, squared, with_metrics
+from fedjaxsim.tasks import logistic, one_vs_all, softmax, squared, with_metrics, with_own_metric
 
 COUNTS = (9, 4, 13, 1)
 NAMES = {
     2: ("f1", "balanced-accuracy", "precision", "recall", "ece", "log-loss", "auc-pooled"),
     4: ("f1", "balanced-accuracy", "precision", "recall", "top-2", "ece", "log-loss"),
 }
+
+
+def probabilities_of(task, params, batch):
+    return jax.nn.softmax(task.classes.scores(params, batch.fields))
+
+
+def brier(task):
+    def of_rows(params, batch):
+        wanted = jax.nn.one_hot(batch.fields["y"], task.classes.number)
+        return jnp.sum((probabilities_of(task, params, batch) - wanted) ** 2, axis=1)
+
+    return of_rows, fjs.tasks.Metric("Brier score", "points", False)
+
+
+def worst(task):
+    def add(least, params, batch):
+        right = probabilities_of(task, params, batch)[
+            jnp.arange(len(batch.weight)), batch.fields["y"]
+        ]
+        return jnp.minimum(least, jnp.min(jnp.where(batch.weight > 0, right, 1.0)))
+
+    start = jnp.ones(())
+    metric = fjs.tasks.StreamingMetric(lambda most_rows: start, add, lambda least: least)
+    return metric, fjs.tasks.Metric("least probability", larger_is_better=True)
 
 
 @functools.cache
@@ -33,6 +58,7 @@ def evaluated(classes):
     model = linear((3,), outputs)
     task = logistic(model) if classes == 2 else softmax(model, classes)
     task = with_metrics(task, NAMES[classes])
+    task = with_own_metric(with_own_metric(task, "brier", brier), "worst", worst)
     sim = fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation())
     hparams = sim.hyperparameters(learning_rate=0.1, clip=1.0, noise_multiplier=0.0)
     kernel = rng.normal(size=(outputs, 3)).astype(np.float32)
@@ -99,6 +125,12 @@ def test_the_metric_of_a_client_is_that_of_its_rows():
             name = name.replace("-", "_")
             found = evaluation.values[name][client]
             np.testing.assert_allclose(found, wanted[name], atol=2e-6, err_msg=name)
+        p = probabilities[mine]
+        score = np.mean(np.sum((p - np.eye(2)[y[mine]]) ** 2, axis=1))
+        assert evaluation.values["brier"][client] == pytest.approx(score, rel=1e-5)
+        least = np.min(p[np.arange(len(p)), y[mine]])
+        assert evaluation.values["worst"][client] == pytest.approx(least, rel=1e-5)
+    assert evaluation.records["brier"] == fjs.tasks.Metric("Brier score", "points", False)
     defined = np.isfinite(evaluation.values["auc_pooled"])
     mean = evaluation.values["auc_pooled"][defined].mean()
     assert evaluation.summary()["train_auc_pooled_unweighted"] == pytest.approx(mean)
@@ -120,4 +152,14 @@ def test_names_that_a_task_does_not_have_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             with_metrics(task, [name])
+    fields = {"x": jnp.ones((1, 3)), "y": jnp.ones(1, int)}
+    params, batch = two.init(jax.random.key(0)), fjs.Batch(fields, jnp.ones(1))
+    factories: list[tuple[str, Any, str]] = [
+        ("loss", brier, "has a metric 'loss' already"),
+        ("auc", worst, "has a metric 'auc' already"),
+        ("mine", lambda task: worst, "must return a StreamingMetric or a function"),
+    ]
+    for name, factory, words in factories:
+        with pytest.raises(ValueError, match=words):
+            with_own_metric(two, name, factory).metrics(params, batch)
     assert [*with_metrics(two, ["f1", "f1"]).streaming_metrics] == ["auc", "f1"]
