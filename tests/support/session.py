@@ -57,7 +57,6 @@ _OF_COSTS = {
 _DRAWN = plots.content
 _GROWTH = 700_000_000
 """Bytes by which a process grows before it lets go of its programs."""
-_LONG = ("test_notebooks.py", "test_gallery.py")
 _BLANK = plots.content(plots.picture("", 0.1, 0.1))
 
 
@@ -139,11 +138,7 @@ hypothesis.settings.load_profile("tests")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What a shared simulation has compiled serves all its tests, whatever their files.
-
-    Files that take minutes come first: at the end, the other workers would wait for one of them.
-    """
-    items.sort(key=lambda item: item.path.name not in _LONG)
+    """What a shared simulation has compiled serves all its tests, whatever their files."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group(simulations.group_of(item)))
 
