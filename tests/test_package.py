@@ -103,8 +103,9 @@ def test_the_wheel_runs_a_table_and_shakespeare_by_speaker_with_a_command_each(p
     plan = ["--rounds", "2", "--sampling-rate", "1", "--epsilon", "4", "--quiet"]
     table = ["--data", "csv:grades.csv", "--client", "school", "--target", "grade"]
     text = ["--data", "leaf:shakespeare.json", "--model", "gru", "--hidden", "8"]
-    for name, clients, data in (("table", 3, table), ("text", 2, text)):
-        fedjaxsim_("run", *data, *plan, "--out", name, environment=environment_of_users())
+    runs = ("table", 3, table, environment_of_users()), ("text", 2, text, os.environ)
+    for name, clients, data, environment in runs:
+        fedjaxsim_("run", *data, *plan, "--out", name, environment=environment)
         summary = json.loads((folder / name / "summary.json").read_text())
         assert summary["clients"] == clients
         assert 3.9 < summary["epsilon"] <= 4
