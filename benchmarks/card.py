@@ -12,9 +12,9 @@ sums and the norms that bound messages are a CPU's. Small rounds also run with C
 loops, a large one without autotuning, whose peak of memory is then the rounds' alone, 64 learning
 rates as one program, and a step of the CNN with each form of its convolutions. In the time that is
 left come pfl and FedJAX, if torch is there and their wheels are in `peers/wheels`
-(`peers/README.md`). The file is written after each answer; a process that is not ready in time is
-ended, and one that fails, or a system, leaves the others be. What was measured stays after a stop
-by Ctrl-C or `kill`.
+(`peers/README.md`). The file is written after each answer; a process that is not ready in half of
+the time waits for the others, and one that fails, or a system, leaves them be. What was measured
+stays after a stop by Ctrl-C or `kill`.
 """
 
 import concurrent.futures
@@ -135,6 +135,10 @@ class Child:
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
 
+    def send(self, sent: signal.Signals) -> None:
+        """Send the process a signal."""
+        self._process.send_signal(sent)
+
     def end(self) -> None:
         """End the process."""
         self._process.kill()
@@ -163,6 +167,30 @@ def laws_of(children: Sequence[Child], end: float) -> Iterator[Record]:
             yield {name: law for name, law in found.items() if name != "last"}
 
 
+def measured(
+    children: Mapping[str, Child], half: float, end: float
+) -> Iterator[tuple[str, Record]]:
+    """Let the processes measure, one by one; yield their names and answers.
+
+    Those that are not ready at `half` stand still, so as not to disturb the clock, and get ready
+    when the others have answered.
+    """
+    ready = {name: child.come(half - time.monotonic()) for name, child in children.items()}
+    late = [name for name, answer in ready.items() if answer is None]
+    for name in late:
+        children[name].send(signal.SIGSTOP)
+    for name in [*(name for name in children if name not in late), *late]:
+        child, answer = children[name], ready[name]
+        if answer is None:
+            child.send(signal.SIGCONT)
+            answer = child.line(end - time.monotonic())
+        if "failed" not in answer:
+            child.go()
+            answer = child.line(end - time.monotonic())
+        child.end()
+        yield name, answer
+
+
 def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: bool, out: Path):
     """Check the laws and measure the workloads until the time is over."""
     end = time.monotonic() + 60 * minutes
@@ -187,13 +215,7 @@ def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: 
         for answer in laws_of(laws, half):
             update(path, answer)
             print(answer, flush=True)
-        ready = {name: child.line(half - time.monotonic()) for name, child in timed.items()}
-        for name, child in timed.items():
-            answer = ready[name]
-            if "failed" not in answer:
-                child.go()
-                answer = child.line(end - time.monotonic())
-            child.end()
+        for name, answer in measured(timed, half, end):
             update(path, {name: answer})
             print(name, answer.get("failed") or _line(answer), flush=True)
         for title, report in peers(rehearse, lambda: end - time.monotonic()):
@@ -265,7 +287,8 @@ def measure(name: str, rehearse: bool, alone: bool) -> None:
     engine = Rounds(simulation, experiment.hparams)
     forms: dict[str, Callable[[Any, int], Any]] = {"engine": engine.advance}
     carries: dict[str, Any] = {"engine": engine.start()}
-    by_hand = {} if alone else {"by hand, vmap": None, f"by hand, map of {MAPPED}": MAPPED}
+    batch = 2 if rehearse else MAPPED
+    by_hand = {} if alone else {"by hand, vmap": None, f"by hand, map of {batch}": batch}
     for form, size in by_hand.items():
         if size is None or size < simulation.sampler.scheme.capacity:
             carries[form], forms[form] = rounds_of_run(experiment, size)

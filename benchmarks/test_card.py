@@ -3,6 +3,7 @@
 import io
 import json
 import types
+from typing import Any
 
 import card
 import card_profile
@@ -94,6 +95,29 @@ def test_a_law_is_told_as_it_comes_and_one_that_does_not_come_in_time_failed(tmp
         "law, process 0": {"failed": "not ready in 0 s"},
         "law, process 2": {"failed": "ValueError: no memory"},
     }  # fmt: skip
+
+
+def test_a_process_that_is_late_stands_still_until_the_others_have_measured():
+    told = []
+
+    def child(name, late):
+        def line(seconds):
+            told.append(f"{name} answers")
+            return {"seconds": {name: 1}}
+
+        return types.SimpleNamespace(
+            come=lambda seconds: None if late else {"ready": name}, line=line,
+            send=lambda sent: told.append(f"{name} {sent.name}"),
+            go=lambda: told.append(f"{name} goes"), end=lambda: told.append(f"{name} ends"),
+        )  # fmt: skip
+
+    children: dict[str, Any] = {"a": child("a", late=True), "b": child("b", late=False)}
+    answers = list(card.measured(children, half=0, end=1))
+    assert answers == [("b", {"seconds": {"b": 1}}), ("a", {"seconds": {"a": 1}})]
+    assert told == [
+        "a SIGSTOP", "b goes", "b answers", "b ends",
+        "a SIGCONT", "a answers", "a goes", "a answers", "a ends",
+    ]  # fmt: skip
 
 
 def test_a_process_whose_parent_is_gone_measures_nothing(monkeypatch, capsys):
