@@ -125,6 +125,8 @@ import fedjaxsim
 for name in fedjaxsim.__all__:
     getattr(fedjaxsim, name)
 import fedjaxsim.cli.running  # as `fedjaxsim run` does
+from fedjaxsim.runs import settings
+settings.readers()  # of all parts, by which flags are read
 jax.config.update("jax_num_cpu_devices", 3)  # raises once a device is in use
 assert jax.device_count("cpu") == 3
 print(*set(sys.modules) - before)

@@ -491,9 +491,9 @@ def correlated_noise(of_clients: Correlated) -> Noise:
 
 def banded_noise(coefficients: tuple[float, ...]) -> Noise:
     """Return zC Σ_j w_j ξ_{t−j}, w the series of 1/c, as in `banded`."""
-    weights = inverse_series(coefficients)
 
     def draw(statistic, key, like, scale, round_):
+        weights = inverse_series(coefficients)  # here, as scipy takes half a second to import
         of_round = jnp.asarray(weights, dtype=float)
 
         def add(rounds_ago, noise):

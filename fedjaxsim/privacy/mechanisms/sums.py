@@ -13,7 +13,7 @@ from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.hyperparameters import Declarations, Hyperparameter, on_host, reads
 from fedjaxsim.own_code import stamp
 from fedjaxsim.privacy import mechanisms as base
-from fedjaxsim.privacy.accounting.gaussian import square_root
+from fedjaxsim.privacy.accounting.gaussian import inverse_series, square_root
 from fedjaxsim.privacy.events import Correlated
 from fedjaxsim.privacy.mechanisms import record
 from fedjaxsim.privacy.mechanisms.record import (
@@ -331,6 +331,7 @@ def banded(
         if bands not in (None, len(c)):
             raise ValueError(f"bands must be {len(c)}, the number of coefficients, got {bands}")
         c = c / np.linalg.norm(c)
+        inverse_series(c.tolist())  # which must decay, as that of the default does
     return mechanism_of(SUM, CLIP, record.banded_noise(tuple(c.tolist())))
 
 
