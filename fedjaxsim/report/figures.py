@@ -149,9 +149,8 @@ def _curves(
     axis: Axis,
 ) -> Figure:
     """Draw panels above one legend; panels that are `alike` share axes."""
-    alone, (_, across) = 6.4 if len(shown) > _MANY else 4.8, _grid(len(panels))
-    legend = _Legend.of(shown, alone / 4.8 if across == 1 else across)
-    figure, every = _panels(title, len(panels), alone, 2.8, legend.height, alike, alike)
+    alone = 6.4 if len(shown) > _MANY else 4.8
+    figure, every, across = _panels(title, len(panels), alone, 2.8, sharex=alike, sharey=alike)
     drawn = [row for panel in panels for _, rows in panel.curves for row in rows]
     for place, (panel, axes) in enumerate(zip(panels, every, strict=True)):
         rows = drawn if alike else [row for _, curve_rows in panel.curves for row in curve_rows]
@@ -165,32 +164,27 @@ def _curves(
         axes.tick_params(labelbottom=not alike or place + across >= len(panels))
         if not alike or place % across == 0:
             axes.set_ylabel(label)
-    _set_axis(figure, every, axis)
-    legend.draw(figure)
+    _set_axis(figure, every, across, axis)
+    _add_legend(figure, shown, alone / 4.8 if across == 1 else across)
     return figure
 
 
-def _grid(count: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns of panels, at most four in a row."""
-    down = -(-count // 4)
-    return down, -(-count // down)
-
-
 def _panels(
-    title: str, count: int, alone: float, height: float, below: float, sharex: bool, sharey: bool
-) -> tuple[Figure, list[Axes]]:
-    """Make panels of a height, one of width `alone`, with room `below`."""
-    down, across = _grid(count)
-    figure = picture(title, alone if across == 1 else 3.1 * across, height * down + below)
-    panels = list(figure.subplots(down, across, sharex=sharex, sharey=sharey, squeeze=False).flat)
+    title: str, count: int, alone: float, height: float, **shared: Any
+) -> tuple[Figure, list[Axes], int]:
+    """Make panels of a height, a single one of width `alone`; return how many are in a row, too."""
+    down = -(-count // 4)
+    across = -(-count // down)
+    figure = picture(title, alone if across == 1 else 3.1 * across, height * down)
+    panels = list(figure.subplots(down, across, squeeze=False, **shared).flat)
     for unused in panels[count:]:
         unused.remove()
-    return figure, panels[:count]
+    return figure, panels[:count], across
 
 
-def _set_axis(figure: Figure, panels: Sequence[Axes], axis: Axis) -> None:
+def _set_axis(figure: Figure, panels: Sequence[Axes], across: int, axis: Axis) -> None:
     """Name the horizontal axis below panels, or once if its name is long; rounds are whole."""
-    lowest = panels[-_grid(len(panels))[1] :]
+    lowest = panels[-across:]
     if "\n" in axis.title and len(lowest) > 1:
         figure.supxlabel(axis.title)
     for panel in lowest if not figure.get_supxlabel() else ():
@@ -203,33 +197,17 @@ _MANY = 8
 """Most curves whose legend has letters of usual size."""
 
 
-class _Legend(NamedTuple):
-    """A legend with `across` entries in a row; a single curve has none."""
-
-    shown: Sequence[Look]
-    across: int
-    size: float
-
-    @classmethod
-    def of(cls, shown: Sequence[Look], panels: float) -> "_Legend":
-        """Return the legend that fits below some panels of usual width."""
-        size = 7.0 if len(shown) > _MANY else 9.0
-        longest = max(len(look.label) for look in shown)
-        return cls(
-            shown, min(len(shown), max(1, int(54 * panels * 9 / size) // (9 + longest))), size
-        )
-
-    @property
-    def height(self) -> float:
-        """Its height in inches."""
-        return 0.2 * self.size / 9 * -(-len(self.shown) // self.across) * (len(self.shown) > 1)
-
-    def draw(self, figure: Figure) -> None:
-        """Draw it at the lower end of a figure."""
-        if len(self.shown) > 1:
-            handles = [Line2D([], [], label=look.label, **look.style) for look in self.shown]
-            how: dict[str, Any] = {"ncols": self.across, "fontsize": self.size}
-            figure.legend(handles=handles, loc="outside lower center", **how)
+def _add_legend(figure: Figure, shown: Sequence[Look], panels: float) -> None:
+    """Add a legend below some panels of usual width, and room for it; a single curve has none."""
+    if len(shown) == 1:
+        return
+    size = 7.0 if len(shown) > _MANY else 9.0
+    longest = max(len(look.label) for look in shown)
+    across = min(len(shown), max(1, int(54 * panels * 9 / size) // (9 + longest)))
+    figure.set_figheight(figure.get_figheight() + 0.2 * size / 9 * -(-len(shown) // across))
+    handles = [Line2D([], [], label=look.label, **look.style) for look in shown]
+    how: dict[str, Any] = {"ncols": across, "fontsize": size}
+    figure.legend(handles=handles, loc="outside lower center", **how)
 
 
 # --- one run, and systems side by side ------------------------------------------------------------
@@ -251,7 +229,7 @@ def run_figure(
     quality = primary_metric(columns, metrics) or "test_loss"
     names = [name for name in ("train_loss", quality) if any(name in row for row in records)]
     names += ["epsilon"] * bool(records[-1]["epsilon"])
-    figure, panels = _panels(title, len(names), 3.2, 3.2, 0.0, sharex=True, sharey=False)
+    figure, panels, across = _panels(title, len(names), 3.2, 3.2, sharex=True)
     for axes, name in zip(panels, names, strict=True):
         rows = [row for row in records if row.get(name) is not None]
         [rounds, values], band = _columns(rows, "round", name), None
@@ -265,7 +243,7 @@ def run_figure(
         if name == quality and sampled:
             label += f"\n{sampled:,} sampled clients, all at the end"
         axes.set_ylabel(label)
-    _set_axis(figure, panels, axis)
+    _set_axis(figure, panels, across, axis)
     return figure
 
 
@@ -345,7 +323,7 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
     `clients` are (name of the run, rows (m,), values (m,)). The worst tenth is marked, if the
     metric has a direction.
     """
-    figure, every = _panels("", len(clients), 3.7, 2.6, 0.0, sharex=True, sharey=True)
+    figure, every, across = _panels("", len(clients), 3.7, 2.6, sharex=True, sharey=True)
     for axes, (name, rows, values) in zip(every, clients, strict=True):
         finite = np.isfinite(values)
         rows, values = rows[finite], values[finite]
@@ -357,7 +335,7 @@ def clients_figure(clients: Sequence[tuple[str, np.ndarray, np.ndarray]], metric
         if len(worst):
             axes.plot(rows[worst], values[worst], color=COLOURS[1], label="worst tenth", **dots)
         axes.set(title=name, xscale="log", xlabel="training rows")
-    for axes in every[:: _grid(len(clients))[1]]:
+    for axes in every[::across]:
         axes.set_ylabel(metric.title)
     handles, labels = every[0].get_legend_handles_labels()
     if handles:
@@ -440,8 +418,7 @@ def trade_off_figure(
     spent = sorted({row["epsilon"] for row in successful if row["epsilon"]})
     low, high = (spent[0], spent[-1]) if spent else (1.0, 1.0)
     infinite = high * max(2.0, (high / low) ** 0.2)
-    legend = _Legend.of([*shown.values()], 1)
-    figure = picture(textwrap.fill(title, 64), 5.2, 3.4 + legend.height)
+    figure = picture(textwrap.fill(title, 64), 5.2, 3.4)
     axes = figure.subplots()
     axes.set(
         xscale="log", yscale=_scale(metric, successful), ylabel=_label(column, successful, metrics)
@@ -465,7 +442,7 @@ def trade_off_figure(
     ticks = spent[:: -(-len(spent) // 6) or 1]
     axes.set_xticks([*ticks, infinite], [*(epsilon_text(tick, 2) for tick in ticks), "∞"])
     axes.xaxis.set_minor_locator(NullLocator())
-    legend.draw(figure)
+    _add_legend(figure, [*shown.values()], 1)
     return figure
 
 
