@@ -244,7 +244,7 @@ def ppsgd(epsilon: float, first: float, *others: float) -> tuple[float, ...]:
     }
     numbers = [float(np.mean(at_epsilon[first]))]
     for other in others:
-        mean, half, *_ = difference(at_epsilon[first], at_epsilon[other]).estimate
+        mean, half, *_ = difference(at_epsilon[first], at_epsilon[other])[0]
         numbers += [mean or math.nan, half or math.nan]
     return tuple(numbers)
 

@@ -306,7 +306,7 @@ class Study:
 
     def gain(self, figure, method, other, place):
         ours, theirs = self.scores(method, place), self.scores(other, place)
-        return figure.difference(ours.tolist(), theirs.tolist()).estimate
+        return figure.difference(ours.tolist(), theirs.tolist())[0]
 
     def wins(self, figure, message):
         """The finite ε at which a message beats both Local and FedAvg."""
@@ -359,7 +359,7 @@ def better_than_local(figure, name, metric, sign):
     methods = json.loads((RESULTS / f"all-systems-{name}.json").read_text())["methods"]
     local = [sign * value for value in methods["local"]["∞"][metric]]
     gains = {
-        (method, level): figure.difference([sign * v for v in run[metric]], local).estimate
+        (method, level): figure.difference([sign * v for v in run[metric]], local)[0]
         for method, runs in methods.items()
         if method != "local"
         for level, run in runs.items()

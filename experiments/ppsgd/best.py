@@ -84,7 +84,7 @@ def main(sources: list[str]) -> None:
         winner = max(levels, key=lambda point: sum(point.values))
         print(f"{data}, ε = {epsilon:.3g}: best is level {winner.personalization:g}")
         for point in levels:
-            behind = difference(winner.values, point.values).estimate
+            behind = difference(winner.values, point.values)[0]
             print(f"  {point.personalization:g}: {estimate(point.values)}, behind by {behind}")
 
 

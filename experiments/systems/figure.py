@@ -83,9 +83,7 @@ def gain(scores: Scores, system: str, other: str, level: float, metric: str) -> 
     sign = 1 if metrics.column_metric(metric).larger_is_better else -1
     ours, theirs = scores[system, level], scores.get((other, level), {})
     seeds = sorted(ours.keys() & theirs.keys())
-    mean, half, *_ = difference(
-        [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
-    ).estimate
+    mean, half, *_ = difference([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])[0]
     return (math.nan, math.nan) if mean is None or half is None else (sign * mean, half)
 
 
