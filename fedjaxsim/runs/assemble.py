@@ -162,7 +162,7 @@ def whole_population_of(config: RunConfig) -> Population:
     division: dict[str, Any] = {
         "partition": config.partition,
         "seed": config.data_seed,
-        "validation": config.get("validation_fraction", 0.0),
+        "validation": config.get("validation_fraction"),
         "test": config.get("test_fraction"),
         "split_by": config.get("split_by"),
         "max_rows": config.get("max_rows"),
@@ -180,7 +180,7 @@ def whole_population_of(config: RunConfig) -> Population:
         kept, held_out = hold_out(population, config.held_out_clients, config.data_seed)
         population = dataclasses.replace(kept, held_out=held_out)
     population = _scaled(config, population)
-    for step in config.get("preprocess", ()):
+    for step in config.get("preprocess"):
         population = TRANSFORMS[step](population)
     most = config.get("train_rows")
     return population if most is None else limit_training_rows(population, most, config.data_seed)
@@ -201,13 +201,13 @@ def source_frame(config: RunConfig) -> Any:
 def _has_range(config: RunConfig, population: Population) -> bool:
     """Return whether the target has a public range and no loss is chosen: it is a number."""
     columns = population.columns.get("y")
-    ranged = columns is not None and {*columns.names} & {*ranges_of(config.get("range", ()))}
+    ranged = columns is not None and {*columns.names} & {*ranges_of(config.get("range"))}
     return bool(ranged) and config.get("loss") is None
 
 
 def _scaled(config: RunConfig, population: Population) -> Population:
     """Scale columns as the settings ask: public ranges first, then the other columns."""
-    population = scale(population, ranges_of(config.get("range", ())))
+    population = scale(population, ranges_of(config.get("range")))
     how, target = config.get("scale"), config.loss in ("squared", "quantile")
     if how == "all":
         return scale_by_rows(population, target=target)
@@ -223,7 +223,7 @@ def _minibatches(config: RunConfig) -> Minibatches:
         # Fresh examples have no epochs.
         one_minibatch = config.system.one_minibatch or config.data == "synthetic-stream"
         steps, epochs = (1, None) if one_minibatch else (None, 1)
-    size, passes = config.get("batch_size", 10), config.get("passes")
+    size, passes = config.get("batch_size"), config.get("passes")
     return Minibatches(size, steps=steps, epochs=epochs, passes=passes)
 
 
@@ -326,7 +326,7 @@ def _algorithm(
 ) -> Algorithm:
     arguments = config.arguments("algorithm")
     more: dict[str, Any] = {}
-    if config.get("schedule", "constant") != "constant":
+    if config.get("schedule") != "constant":
         decay = {
             "cosine": optax.cosine_decay_schedule(1.0, config.rounds),
             "linear": optax.linear_schedule(1.0, 0.0, config.rounds),
@@ -505,7 +505,7 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
                 f"the curvature of loss {config.loss} has no bound, so the default learning rate "
                 f"may diverge: compare --learning-rate 0.1, 0.01 and 0.001{other * follows}"
             )
-    most, size = population.splits["train"].count.max(), config.get("batch_size", 10)
+    most, size = population.splits["train"].count.max(), config.get("batch_size")
     if config.loss == "cox" and most > size:
         remarks.append(
             f"loss cox compares the rows of a minibatch, here {size} of up to {most} of a client: "

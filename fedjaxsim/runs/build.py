@@ -405,7 +405,7 @@ def _check_memory(experiment: Experiment) -> None:
     host, device = host_bytes(), backend.memory()
     of_devices = host if device is None else device * jax.local_device_count()
     states = 2 * bytes_of(experiment.state_shapes), "two copies of all states"
-    batches = simulation.program.plan.chunk_size * config.get("batch_size", 10) * row, "minibatches"
+    batches = simulation.program.plan.chunk_size * config.get("batch_size") * row, "minibatches"
     rows = 0 if device is None else sum(value.nbytes for value in fields), "rows"
     streamed = simulation.streamed
     on_devices = [batches] if streamed else [batches, states, rows]

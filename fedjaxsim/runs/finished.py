@@ -168,7 +168,7 @@ class FinishedRun:
         if rows is None or isinstance(rows, Population):
             return rows, None, None
         (population, targets), clipped = self._read(rows, client, labelled), None
-        steps = self.config.get("preprocess", ())
+        steps = self.config.get("preprocess")
         if not steps:
             return population, None, targets
         # Steps act on stored numbers, so new rows are first stored as the run's rows were.

@@ -378,6 +378,7 @@ GROUPS = {
 """The groups that parts add to a run, in the order of help and of files."""
 
 
+@functools.cache
 def static_keys() -> dict[str, Setting]:
     """Return a dict of the keys that are known before the parts of a run are."""
     groups = [setting for group in GROUPS.values() for setting in group.keys]
@@ -440,7 +441,10 @@ class RunConfig(SettingsTable):
         return {} if part is None else part.arguments(self.values)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting, or the default where no part of the run has it."""
+        """Return a setting; if no part of the run has it, `default` or the declared default."""
+        declared = static_keys().get(name)
+        if default is None and declared is not None:
+            default = declared.default
         return self.values.get(name, default)
 
     def given(self) -> dict[str, Any]:

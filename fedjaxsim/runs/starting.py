@@ -152,7 +152,7 @@ def prepare_resume(
         if total == done:
             raise ValueError(f"{path} has done its {done} rounds: extend it with --rounds N in all")
     if total > config.rounds:
-        schedule = config.get("schedule", "constant")
+        schedule = config.get("schedule")
         why = ""
         if schedule != "constant":
             why = f"schedule {schedule}, as its learning rate is 0 then"

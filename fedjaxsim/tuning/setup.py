@@ -79,7 +79,8 @@ def set_up(config: RunConfig, *, clips: bool) -> TuningSetup:
         except ValueError as error:
             raise prefixed("held-out data do not suit the run: ", error) from error
     else:
-        if config.get("validation_fraction") == 0 and not population_of(config).has("validation"):
+        is_unset = config.values.get("validation_fraction") == 0
+        if is_unset and not population_of(config).has("validation"):
             config = config.replace(validation_fraction=VALIDATION_FRACTION)
         final, statement, split = prepare(config), _VALIDATION, "validation"
         simulation = final.simulation
