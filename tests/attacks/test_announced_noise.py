@@ -12,7 +12,6 @@ from fedjaxsim.runs import execute
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings_files import read_toml
 
-pytestmark = pytest.mark.usefixtures("exact_noise")
 CODE = """
 import jax.numpy as jnp
 import fedjaxsim as fjs

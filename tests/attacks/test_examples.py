@@ -22,7 +22,6 @@ from fedjaxsim.privacy.events import Examples, PrivacyLimit, PrivacySpend, Silos
 from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.privacy.mechanisms import noise_like
 
-pytestmark = pytest.mark.usefixtures("exact_noise")
 D = 4
 W: Any = {"w": jnp.zeros(D)}
 

@@ -87,8 +87,8 @@ def test_a_huge_pure_round_does_not_overflow_and_none_is_free():
     assert profile_of(plan, accountant="rdp").epsilon(1e-5) == pytest.approx(3e4)
     assert pure().epsilon(1e-5) == pure((1.0, 0.0, 5)).epsilon(1e-5) == 0
     # Very many rounds are Gaussian: μ = √T ε.
-    many = profile_of(charged(EVERYONE, PURE, (3e4, 1.0, 10**8))).epsilon(1e-5)
-    assert many == pytest.approx(gaussian.epsilon(1e-5, 1 / 3), rel=1e-3)
+    many = profile_of(charged(EVERYONE, PURE, (1e4, 1.0, 10**6))).epsilon(1e-5)
+    assert many == pytest.approx(gaussian.epsilon(1e-5, 1 / 10), rel=1e-3)
 
 
 def test_many_different_rounds_are_hardly_dearer_for_being_merged():
