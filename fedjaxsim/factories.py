@@ -119,7 +119,9 @@ class Setting:
         if self.item is not None and isinstance(value, str | list | tuple):
             single = dataclasses.replace(self, hint=self.item, default=REQUIRED, optional=False)
             if isinstance(value, str):
-                value = [CommandLineText(word.strip()) for word in value.split(",") if word.strip()]
+                text, value = value, [CommandLineText(word.strip()) for word in value.split(",")]
+                if not all(value):
+                    raise ValueError(f"{called} must be a list, as in a,b, got {text!r}")
             return tuple(single._convert(entry, called) for entry in value)
         if self.per_client and isinstance(value, list | tuple):
             single = dataclasses.replace(self, per_client=False)

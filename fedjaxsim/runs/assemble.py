@@ -174,6 +174,10 @@ def whole_population_of(config: RunConfig) -> Population:
     else:
         population = load(spec, **division, **arguments)
     of_classes = config.loss in LOSSES and config.loss not in _NUMBERS
+    if config.get("as_classes"):
+        y = population.fields.get("y")
+        if y is None or y.ndim > 1 or y.dtype.kind not in "iu":
+            raise ValueError("as-classes needs one whole number as the target of each row")
     if config.get("as_classes") or (of_classes and not _has_range(config, population)):
         population = as_classes(population)
     if config.held_out_clients:

@@ -34,10 +34,12 @@ from fedjaxsim.runs.build import (
     prepare,
     trusts_code,
 )
+from fedjaxsim.runs.directory import other_results
 from fedjaxsim.runs.execute import log_finished
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
 from fedjaxsim.runs.memory import bytes_per_run
+from fedjaxsim.runs.sweep_files import SWEEP
 from fedjaxsim.runs.sweep_results import (
     SEARCH,
     Best,
@@ -221,6 +223,8 @@ def prepare_sweep(
     how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet, "axis": axis}
     how |= {"loggers": loggers}
     if isinstance(plan, Search):
+        if not overwrite and (out / SWEEP).is_file() and not (out / SEARCH / SWEEP).is_file():
+            raise other_results(out, "sweep", {}, {}, "without a search")
         prepare = functools.partial(prepare_sweep, overwrite=overwrite, **how)
         first = prepare(plan.tuning(), out / SEARCH, chooses=True, say_how_far=say_how_far)
         assert isinstance(first, Sweep)

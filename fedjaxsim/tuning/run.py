@@ -256,7 +256,7 @@ def prepare_tuning(
 
 def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     """Return the fields of the hyperparameters that are tuned."""
-    names = tuple(dict.fromkeys(name.replace("-", "_") for name in wrt))
+    names = tuple(name.replace("-", "_") for name in wrt)
     tunable = [name for name, record in config.records.items() if record.scale == "log"]
     allowed = ", ".join(map(flag, tunable))
     if not names:
@@ -265,6 +265,8 @@ def _names(wrt: Sequence[str], config: RunConfig) -> tuple[str, ...]:
         if name not in tunable:
             why = f"cannot be tuned with {config.algorithm}; it can be {allowed}"
             raise ValueError(f"{flag(name)} {why}")
+        if names.count(name) > 1:
+            raise ValueError(f"wrt must name {flag(name)} once, got {','.join(wrt)}")
     return names
 
 

@@ -62,6 +62,9 @@ from fedjaxsim.runs import build
         ("run --format pdf", "format has no effect without out"),
         ("run --profile a.toml/b", "profile must be a directory, got a.toml/b"),
         ("run --logger tracker:f --out r", "must take (settings, path), but takes (settings)"),
+        ("run --metrics f1,, --out r", "metrics must be a list, as in a,b, got 'f1,,'"),
+        ("run --logger= --out r", "logger must be a list, as in a,b, got ''"),
+        ("sweep s.toml --out s", "s already holds a sweep without a search"),
         ("run --out a.toml", "out must be a directory, got a.toml"),
         ("sweep --seeds 2 --out a.toml/s", "out must be a directory, got a.toml"),
         ("tune --wrt lam --out a.toml", "out must be a directory, got a.toml"),
@@ -80,6 +83,9 @@ def test_a_refusal_says_what_is_wrong_and_what_is_allowed(
 ):
     (tmp_path / "a.toml").write_text("learning_rat = 1\n")
     (tmp_path / "tracker.py").write_text("def f(settings): pass\n")
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/sweep.toml").touch()
+    (tmp_path / "s.toml").write_text("[search]\nseeds = [1]\nlam = [1, 2]\n[sweep]\nseed = [0]\n")
     (tmp_path / "a").mkdir()
     (tmp_path / "a/path.json").touch()
     (tmp_path / "b.toml").write_text("seeds = 3\n")

@@ -151,6 +151,8 @@ def test_runs_progress_tables_and_pictures_have_it(mine, capsys, monkeypatch):
     record = read_tables(mine / "one" / "config.toml")["resolved"]["metrics"]["loss_reduction"]
     assert record == {"title": "reduction", "unit": "rows", "larger_is_better": True}
     assert [axes.get_ylabel() for axes in drawn[0].axes][1].startswith("test accuracy")
+    assert run("run one.toml --data synthetic --as-classes --out two") == 2
+    assert "as-classes needs one whole number as the target" in capsys.readouterr().err
     assert run("compare one") == 0
     assert "reduction" in capsys.readouterr().out
 
