@@ -19,7 +19,8 @@ from support.written_runs import write_run
 from fedjaxsim.cli import main, running
 from fedjaxsim.cli.program import parse
 from fedjaxsim.runs import starting
-from fedjaxsim.runs.build import prepare
+from fedjaxsim.runs.assemble import population_of, simulation_of
+from fedjaxsim.runs.build import hparams_of, prepare
 from fedjaxsim.runs.directory import RunDirectory, settings_digest
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
@@ -204,10 +205,10 @@ def test_the_target_epsilon_is_met(finished):
 
 @pytest.mark.parametrize("flags", [[], ["--epsilon", "inf"], ["--clip", "2", "--epsilon", "inf"]])
 def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
-    command = parse(["run", *flags])
-    experiment = prepare(command.settings)
-    assert experiment.noise_multiplier == 0
-    assert experiment.hparams.clip == math.inf
+    config = parse(["run", *flags]).settings
+    hparams = hparams_of(config, simulation_of(config, population_of(config)))
+    assert hparams.noise_multiplier == 0
+    assert hparams.clip == math.inf
 
 
 @pytest.mark.parametrize(

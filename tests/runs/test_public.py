@@ -19,6 +19,13 @@ from fedjaxsim.runs.sweep_runs import expand_sweep
 CLIENTS = [f"ward-{name}" for name in ("amber", "birch", "cedar", "dune", "elm", "fjord", "glen")]
 
 
+def command(folder):
+    """The words of a run whose data do not follow from its seed."""
+    return f"""run --data csv:{folder}/patients.csv --client ward --target y --loss squared
+        --range x=-4:4 --partition-seed 1 --algorithm ditto --sampling full --rounds 2
+        --eval-every 1 --local-steps 1 --validation-fraction 0.3""".split()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The directory of a private run of named clients, with a secret seed and released metrics."""
@@ -28,11 +35,9 @@ def run(tmp_path_factory):
         f"{client},{x:.3f},{x + rng.normal():.3f}" for client in CLIENTS for x in rng.normal(size=8)
     ]
     (folder / "patients.csv").write_text("\n".join(["ward,x,y", *rows, ""]))
-    words = f"""run --data csv:{folder}/patients.csv --client ward --target y --loss squared
-        --range x=-4:4 --seed secret --algorithm ditto --sampling full --noise-multiplier 3
-        --rounds 2 --eval-every 1 --local-steps 1 --validation-fraction 0.3
-        --evaluate-privately 2 --evaluation-largest 4 --out {folder}/run"""
-    assert main(words.split()) == 0
+    private = """--seed secret --noise-multiplier 3 --evaluate-privately 2 --evaluation-largest 4
+        --out"""
+    assert main([*command(folder), *private.split(), f"{folder}/run"]) == 0
     return folder / "run"
 
 
@@ -110,8 +115,7 @@ def test_an_older_run_is_exported_and_one_without_an_epsilon_is_not(run, tmp_pat
     for path in (run / "public").iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
     capsys.readouterr()
-    settings = ["--clients", "4", "--rounds", "1", "--local-steps", "1", "--algorithm", "fedavg"]
-    assert main(["run", *settings, "--out", str(tmp_path / "plain")]) == 0
+    assert main([*command(run.parent), "--out", str(tmp_path / "plain")]) == 0
     assert f"files in {tmp_path / 'plain'}, all private\n" in capsys.readouterr().out
     assert not (tmp_path / "plain" / "public").exists()
     assert main(["export", str(tmp_path / "plain")]) == 2

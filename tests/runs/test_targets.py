@@ -10,8 +10,8 @@ import pytest
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
 from fedjaxsim.cli.program import parse
-from fedjaxsim.runs.assemble import data_warnings, population_of, simulation_of
-from fedjaxsim.runs.build import hparams_of, prepare
+from fedjaxsim.runs.assemble import check_data, data_warnings, population_of, simulation_of
+from fedjaxsim.runs.build import Experiment, hparams_of
 
 CLIENTS, ROWS = 6, 20
 
@@ -41,7 +41,12 @@ def flags(target, *more):
 
 
 def experiment(target, *more):
-    return prepare(parse(flags(target, *more)).settings)
+    """An experiment of which nothing is traced, as targets are read before."""
+    config = parse(flags(target, *more)).settings
+    population = population_of(config)
+    check_data(config, population)
+    simulation = simulation_of(config, population)
+    return Experiment(config, simulation, hparams_of(config, simulation), 1e-3)
 
 
 @pytest.mark.parametrize("target", ["days", "grade"])

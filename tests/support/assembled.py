@@ -17,7 +17,9 @@ from fedjaxsim.runs.sweep_runs import hyperparameters_of
 from fedjaxsim.tuning import setup
 
 _ASSEMBLE = assemble.simulation_of
-_NOT_IN_PROGRAMS = {"seed", "eval_every", "epsilon", "delta"}
+_NOT_IN_PROGRAMS = {
+    "seed", "eval_every", "epsilon", "delta", "evaluate_privately", "evaluation_largest",
+}  # fmt: skip
 
 
 def _key(config, population):
