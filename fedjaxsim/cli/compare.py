@@ -47,10 +47,7 @@ def compare(
 
     def work() -> None:
         if json:
-            assumed = [run.guarantee["assumed"] for run in comparison.runs]
-            shown = [
-                row | {"assumed": of} for row, of in zip(comparison.rows, assumed, strict=True)
-            ]
+            shown = [run.row | {"assumed": run.guarantee["assumed"]} for run in comparison.runs]
             print_json({"runs": shown, "systems": comparison.means})
             if comparison.drawn_twice:
                 print(comparison.drawn_twice, file=sys.stderr)

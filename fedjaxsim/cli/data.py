@@ -31,10 +31,10 @@ def data(
         raise ValueError(f"{flag(other[0])} has no effect on data")
     if what == "convert" and out is None:
         raise ValueError("fedjaxsim data convert needs --out")
-    if what == "convert" and out is not None and out.exists():
-        raise ValueError(f"out must be a new folder to convert into, got {out}")
     if what == "show" and out is not None:
         raise ValueError(f"out is for data convert, got {out}")
+    if out is not None and out.exists():
+        raise ValueError(f"out must be a new folder to convert into, got {out}")
     from fedjaxsim.cli.printing import print_json
     from fedjaxsim.data.files import in_file
     from fedjaxsim.data.npz import save_folder
@@ -57,7 +57,7 @@ def data(
                     columns = columns_of(frame, arguments, ranges, all_scaled=all_scaled)
             population = population_of(settings)
         description = describe(population)
-        if what == "convert" and out is not None:
+        if out is not None:
             with doing(f"writing {out}", quiet=json):
                 save_folder(out, population)
     except ValueError as error:
@@ -76,7 +76,7 @@ def data(
             print(f"clients, rows and labels are shown with such flags; without: {why}")
         else:
             print(in_words(description))
-        if what == "convert":
+        if out is not None:
             print(f"written to {out}, for --data folder:{out}")
 
     return work

@@ -169,18 +169,6 @@ def _start_for_user_code(parts: Mapping[str, Sequence[str]], flags: Mapping[str,
     devices.start(quiet=quiet)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program on words, by default the process's; an error of the user is one line.
-
-    Returns:
-      The exit code: 0; 1 if its output has no reader; 2 for bad input, an error in a user's
-      own code, or too little memory; 3 if another process of the run was lost; 4 if a file, or
-      the output, cannot be written; 128 + n after signal n.
-    """
-    with _as_found():
-        return _main(arguments)
-
-
 @contextlib.contextmanager
 def _as_found() -> Iterator[None]:
     """Print what the library logs and warns of, and leave the process's globals as they were."""
@@ -225,7 +213,15 @@ class _Lines(logging.Handler):
         say(f"{record.levelname.lower()}: {one_line(record.getMessage())}")
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+@_as_found()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program on words, by default the process's; an error of the user is one line.
+
+    Returns:
+      The exit code: 0; 1 if its output has no reader; 2 for bad input, an error in a user's
+      own code, or too little memory; 3 if another process of the run was lost; 4 if a file, or
+      the output, cannot be written; 128 + n after signal n.
+    """
     try:
         try:
             with end_on_signal():
