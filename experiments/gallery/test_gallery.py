@@ -476,6 +476,7 @@ def test_an_algorithm_is_its_loops_by_hand(shared_system):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
+@functools.cache
 def spent(name, seed):
     """Return ε of two noised rounds, and the simulation with its hyperparameters."""
     sim = simulation(name)

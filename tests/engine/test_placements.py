@@ -108,9 +108,7 @@ def test_each_mechanism_and_each_kind_of_state_has_each_placement():
         assert pairs == {*itertools.product(values, PLACEMENTS)}
 
 
-@pytest.mark.parametrize(
-    "placement", ["devices", "settings", pytest.param("streamed", marks=THOROUGH)]
-)  # test_stream.py has a quick run that is streamed
+@pytest.mark.parametrize("placement", ["devices", "settings"])  # streamed: below, in test_stream.py
 def test_a_placement_gives_what_the_memory_of_one_device_gives(shared_pmtl, placement):
     del shared_pmtl
     for index, found in placed("pmtl", placement):
