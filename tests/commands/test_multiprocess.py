@@ -77,14 +77,16 @@ def test_a_port_in_use_is_refused(refused):
 
 
 @THOROUGH
-@pytest.mark.parametrize("process", [0, 1])
-def test_a_process_to_whom_nobody_comes_ends(process):
-    address = f"127.0.0.1:{free_port()}"
-    where = ["--coordinator", address, "--processes", "2", "--process", str(process)]
-    alone = start("-c", IMPATIENT, *RUN, "--devices", "1", *where)
-    _, errors = alone.communicate(timeout=ALL_END)
-    assert alone.returncode not in (0, None)
-    assert "do not meet" in errors or alone.returncode < 0
+def test_a_process_to_whom_nobody_comes_ends():
+    waiting = []
+    for process in ("0", "1"):
+        address = f"127.0.0.1:{free_port()}"
+        where = ["--coordinator", address, "--processes", "2", "--process", process]
+        waiting.append(start("-c", IMPATIENT, *RUN, "--devices", "1", *where))
+    for alone in waiting:
+        _, errors = alone.communicate(timeout=ALL_END)
+        assert alone.returncode not in (0, None)
+        assert "do not meet" in errors or alone.returncode < 0
 
 
 @THOROUGH
@@ -211,15 +213,27 @@ def numbers(line):
     return [float(cell) for cell in line.split(",")[1:]]
 
 
+LOST = [(0, signal.SIGKILL), (1, signal.SIGSTOP)]
+"""The index of a process, and the signal by which the other loses it."""
+
+
+@pytest.fixture(scope="module")
+def losing(tmp_path_factory):
+    """The folder and the processes of a run for each way to lose one: all wait at once."""
+    often = ["--rounds", "1000000", "--checkpoint-every", "2"]
+    runs = {}
+    for which, _ in LOST:
+        out = tmp_path_factory.mktemp("losing") / "out"
+        runs[which] = out, start_commands(*[[*WATCHED, *often, "--out", str(out)]] * 2)
+    for which, number in LOST:
+        interrupt(runs[which][1], {which: number}, " 20/")
+    return runs
+
+
 @THOROUGH
-@pytest.mark.parametrize(("which", "number"), [(0, signal.SIGKILL), (1, signal.SIGSTOP)])
-def test_a_process_that_is_lost_ends_the_other_and_the_last_checkpoint_resumes(
-    tmp_path, which, number
-):
-    out = tmp_path / "out"
-    often = ["--rounds", "1000000", "--checkpoint-every", "2", "--out", str(out)]
-    running = start_commands(*[[*WATCHED, *often]] * 2)
-    interrupt(running, {which: number}, " 20/")
+@pytest.mark.parametrize("which", [which for which, _ in LOST])
+def test_a_process_that_is_lost_ends_the_other_and_the_last_checkpoint_resumes(losing, which):
+    out, running = losing[which]
     other = 1 - which
     running[other].communicate(timeout=ALL_END)
     running[which].kill()
