@@ -19,6 +19,7 @@ from fedjaxsim.tuning import setup
 _ASSEMBLE = assemble.simulation_of
 _NOT_IN_PROGRAMS = {
     "seed", "eval_every", "epsilon", "delta", "evaluate_privately", "evaluation_largest",
+    "noise_schedule",
 }  # fmt: skip
 
 

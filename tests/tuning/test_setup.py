@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedjaxsim.metrics import METRICS, Metric
+from fedjaxsim.runs.assemble import population_of, simulation_of
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.tuning.setup import set_up, tuned_metric
@@ -47,7 +48,7 @@ def test_at_infinite_epsilon_there_is_no_noise_and_clipping_only_where_it_is_tun
 
 
 def test_a_metric_is_minimized_where_it_is_smooth():
-    simulation = prepare(SMALL).simulation
+    simulation = simulation_of(SMALL, population_of(SMALL))
     task, population = simulation.task, simulation.population
     assert tuned_metric(task, population, None) == ("loss", METRICS["loss"])
     with pytest.raises(ValueError, match="accuracy"):
@@ -61,10 +62,10 @@ def test_a_metric_is_minimized_where_it_is_smooth():
     )
     with pytest.raises(ValueError, match="'gap' is constant between jumps"):
         tuned_metric(gap, population, "gap")
-    stream = SMALL.replace(data="synthetic-stream", loss="squared", held_out_clients=0.25)
-    simulation = set_up(stream, clips=False).simulation
+    stream = SMALL.replace(data="synthetic-stream", loss="squared")
+    simulation = simulation_of(stream, population_of(stream))
     for asked in (None, "excess-risk"):
         metric, _ = tuned_metric(simulation.task, simulation.population, asked)
         assert metric == "excess_risk"
     with pytest.raises(ValueError, match="validation"):
-        set_up(stream.replace(held_out_clients=0.0), clips=False)
+        set_up(stream, clips=False)
