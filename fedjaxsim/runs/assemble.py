@@ -53,18 +53,8 @@ from fedjaxsim.tasks.regressions import EXPOSURE
 from fedjaxsim.tasks.task import Task, known_regression
 
 TRANSFORMS = {"drop-constant": drop_constant_columns, "invert": invert, "unit-rows": unit_rows}
-_OF_CLASSES = ("softmax", "one-vs-all")
-"""Losses with an output for each class."""
-_COUNTS_CLASSES = (*_OF_CLASSES, "ordinal")
-"""Losses made for a number of classes."""
-_UNBOUNDED = ("gamma", "negative-binomial", "ordinal", "poisson")
-"""Losses whose curvature has no bound."""
-_OF_TARGETS = ("multilabel", "squared-targets")
-"""Losses of several targets per row, with an output for each."""
-_COUNTS = ("poisson", "negative-binomial")
-"""Losses of counts, maybe with an exposure."""
-_NUMBERS = ("squared", "quantile", "gamma", "cox", *_COUNTS)
-"""Losses whose targets are numbers."""
+_OF_CLASSES, _OF_NUMBERS = ("class", "rank"), ("number", "count")
+"""Targets of losses that number classes, and of those that are numbers; see `Loss`."""
 _DIVISOR = (
     "M = Σ min(b, n_k), the divisor of the weighted objective, is made of the clients' numbers of "
     "training rows n_k and taken as public."
@@ -173,7 +163,7 @@ def whole_population_of(config: RunConfig) -> Population:
         population = populate(source_of_rows(rows, spec, roles), spec, **division)
     else:
         population = load(spec, **division, **arguments)
-    of_classes = config.loss in LOSSES and config.loss not in _NUMBERS
+    of_classes = config.loss_record.targets not in (*_OF_NUMBERS, "any")
     if config.get("as_classes"):
         y = population.fields.get("y")
         if y is None or y.ndim > 1 or y.dtype.kind not in "iu":
@@ -242,20 +232,22 @@ def _task(config: RunConfig, population: Population) -> Task:
         return known_regression(fields["theta"].shape[1])
     if "x" not in fields or "y" not in fields:
         raise ValueError(f"the data must have the fields x and y, got {', '.join(fields)}")
-    if EXPOSURE in fields and config.loss in LOSSES and config.loss not in _COUNTS:
-        raise ValueError(f"exposure is for loss {' and '.join(_COUNTS)}, got loss {config.loss}")
+    target = config.loss_record.targets
+    if EXPOSURE in fields and target not in ("count", "any"):
+        of_counts = [name for name, loss in LOSSES.items() if loss.targets == "count"]
+        raise ValueError(f"exposure is for loss {' and '.join(of_counts)}, got loss {config.loss}")
     classes = population.categories.get("y")
     outputs, made_for = 1, tuple[int, ...]()
-    if config.loss not in LOSSES:
+    if target == "any":
         targets = fields["y"].shape[1] if fields["y"].ndim == 2 else 1
         outputs = config.get("outputs") or (targets if classes is None else len(classes))
         made_for = (outputs,)
-    elif config.loss in _OF_TARGETS:
+    elif target == "several":
         outputs = fields["y"].shape[1]
         made_for = (outputs,)
-    elif config.loss in _COUNTS_CLASSES:
+    elif target in _OF_CLASSES:
         num_classes = max(2, int(fields["y"].max()) + 1 if classes is None else len(classes))
-        outputs, made_for = num_classes if config.loss in _OF_CLASSES else 1, (num_classes,)
+        outputs, made_for = num_classes if target == "class" else 1, (num_classes,)
     public = []
     per_token = config.loss == "softmax" and fields["y"].ndim == 2
     supplied: dict[str, Any] = {}
@@ -272,7 +264,7 @@ def _task(config: RunConfig, population: Population) -> Task:
         check_model(config.model, model, fields["x"], outputs)
     if config.compute == "bfloat16":
         model = in_bfloat16(model)
-    if config.loss in _COUNTS_CLASSES and classes is None:  # else their names give the number
+    if target in _OF_CLASSES and classes is None:  # else their names give the number
         public.append(f"The number of classes, {made_for[0]}, is the largest label")
     if not per_token:
         task = _part(config, "loss", Task, model, *made_for)
@@ -289,7 +281,7 @@ def _task(config: RunConfig, population: Population) -> Task:
         task = _with_own_metric(task, word)
         named.append(word.rpartition(":")[2])
     if config.metric is not None:
-        if is_named(config.metric) and config.metric not in named and config.loss in LOSSES:
+        if is_named(config.metric) and config.metric not in named and target != "any":
             raise SettingError(
                 Name("metric"), f" {config.metric} needs ", Name("metrics"), f" {config.metric}"
             )
@@ -393,23 +385,23 @@ def check_data(config: RunConfig, population: Population) -> None:
     labels = population.fields.get("y")
     if labels is None:
         return
-    is_named_loss = config.loss in LOSSES
-    if config.loss in _OF_TARGETS:
+    target = config.loss_record.targets
+    if target == "several":
         if labels.ndim != 2:
             raise ValueError(
                 f"loss {config.loss} needs several targets per row, y (n, t), got shape "
                 f"{labels.shape}"
             )
         return
-    if is_named_loss and _are_one_hot(labels):
+    if target != "any" and _are_one_hot(labels):
         raise ValueError(
             f"the labels y {labels.shape} are one-hot: give their numbers, y.argmax(axis=1)"
         )
-    if labels.ndim > 1 and config.model in numbers and is_named_loss:
+    if labels.ndim > 1 and config.model in numbers and target != "any":
         raise ValueError(
             f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
         )
-    if config.loss in _NUMBERS and (kind in _CLASSES or "y" in population.categories):
+    if target in _OF_NUMBERS and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(
             f"the labels of {kind} are classes, which loss {config.loss} would take for numbers: "
             "loss must be softmax or one-vs-all"
@@ -420,7 +412,7 @@ def check_data(config: RunConfig, population: Population) -> None:
         raise ValueError(f"y is {value} in all rows: there is nothing to predict")
     if config.get("loss") is None and kind not in _CLASSES:
         _ask_for_loss(population, labels)
-    if config.loss in _COUNTS_CLASSES:
+    if target in _OF_CLASSES:
         _check_classes(config, population, labels)
 
 
@@ -486,7 +478,7 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
             "all columns: bring them to [-1, 1] by public ranges (--range; `fedjaxsim data show` "
             "lists them)"
         )
-    if labels is not None and config.loss not in LOSSES and config.get("outputs") is None:
+    if labels is not None and config.loss_record.targets == "any" and config.get("outputs") is None:
         classes = len(np.unique(labels)) if labels.dtype.kind in "iu" and labels.ndim == 1 else 0
         if 2 < classes <= _FEW and "y" not in population.categories:
             remarks.append(
@@ -499,7 +491,7 @@ def data_warnings(config: RunConfig, population: Population) -> list[str]:
             "the run is judged by log loss, and a public share of the class helps (--prior)"
         )
     has_usual_step = "learning_rate" in config.keys and config.get("learning_rate") is None
-    if config.loss in _UNBOUNDED and has_usual_step:
+    if has_usual_step and not config.loss_record.has_bound:
         columns = population.columns
         follows = config.loss == "poisson" and "exposure" not in population.fields
         has_range = "x" in columns and columns["x"].norm < math.inf

@@ -9,7 +9,7 @@ import sys
 import traceback
 import zipfile
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedjaxsim import checks
 from fedjaxsim.algorithms.systems import SYSTEMS, System
@@ -37,21 +37,42 @@ MODELS = {
     "gru": f"{_MODELS}.sequences:gru",
     "transformer": f"{_MODELS}.sequences:transformer",
 }
-_TASKS = "fedjaxsim.tasks.task"
+
+
+class Loss(NamedTuple):
+    """A loss of the package.
+
+    Attributes:
+      factory: the factory of its task, as "module:function".
+      targets: what it takes for the target of a row: one of the classes (with an output for each),
+        a rank (a class of an order), one of two classes, a number, a count, several targets (with
+        an output for each), or, as a user's loss, anything.
+      has_bound: whether its curvature has a bound.
+    """
+
+    factory: str
+    targets: Literal["class", "rank", "one of two", "number", "count", "several", "any"]
+    has_bound: bool = True
+
+
+_TASKS, _REGRESSIONS = "fedjaxsim.tasks.task", "fedjaxsim.tasks.regressions"
+_SEVERAL = "fedjaxsim.tasks.several_targets"
 LOSSES = {
-    "softmax": f"{_TASKS}:softmax",
-    "one-vs-all": f"{_TASKS}:one_vs_all",
-    "squared": f"{_TASKS}:squared",
-    "logistic": f"{_TASKS}:logistic",
-    "ordinal": "fedjaxsim.tasks.regressions:ordinal",
-    "poisson": "fedjaxsim.tasks.regressions:poisson",
-    "negative-binomial": "fedjaxsim.tasks.regressions:negative_binomial",
-    "gamma": "fedjaxsim.tasks.regressions:gamma",
-    "cox": "fedjaxsim.tasks.regressions:cox",
-    "quantile": "fedjaxsim.tasks.regressions:quantile",
-    "multilabel": "fedjaxsim.tasks.several_targets:multilabel",
-    "squared-targets": "fedjaxsim.tasks.several_targets:squared_targets",
+    "softmax": Loss(f"{_TASKS}:softmax", "class"),
+    "one-vs-all": Loss(f"{_TASKS}:one_vs_all", "class"),
+    "squared": Loss(f"{_TASKS}:squared", "number"),
+    "logistic": Loss(f"{_TASKS}:logistic", "one of two"),
+    "ordinal": Loss(f"{_REGRESSIONS}:ordinal", "rank", has_bound=False),
+    "poisson": Loss(f"{_REGRESSIONS}:poisson", "count", has_bound=False),
+    "negative-binomial": Loss(f"{_REGRESSIONS}:negative_binomial", "count", has_bound=False),
+    "gamma": Loss(f"{_REGRESSIONS}:gamma", "number", has_bound=False),
+    "cox": Loss(f"{_REGRESSIONS}:cox", "number"),
+    "quantile": Loss(f"{_REGRESSIONS}:quantile", "number"),
+    "multilabel": Loss(f"{_SEVERAL}:multilabel", "several"),
+    "squared-targets": Loss(f"{_SEVERAL}:squared_targets", "several"),
 }
+USER_LOSS = Loss("", "any")
+"""The record of a user's loss, with no assumptions."""
 OF_TOKENS = ("gru", "transformer")
 """The models of text; all others take integers for numbers."""
 USER_SYSTEM = System("", "a user's algorithm")
@@ -102,7 +123,7 @@ ROLES = {
         takes="shape, outputs",
     ),
     "loss": Role(
-        LOSSES,
+        {name: loss.factory for name, loss in LOSSES.items()},
         "Local loss; one-vs-all is squared, logistic takes two classes, cox times",
         "softmax",
         supplied=("model", "num_outputs", "num_classes", "loss"),

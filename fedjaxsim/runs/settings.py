@@ -21,8 +21,11 @@ from fedjaxsim.factories import REQUIRED, Setting, flag, is_user_code
 from fedjaxsim.privacy.entries import LARGEST_NOISE, SMALLEST_NOISE
 from fedjaxsim.privacy.schedule import Schedule
 from fedjaxsim.runs.parts import (
+    LOSSES,
     ROLES,
+    USER_LOSS,
     USER_SYSTEM,
+    Loss,
     Part,
     absolute,
     check_parts,
@@ -434,6 +437,11 @@ class RunConfig(SettingsTable):
     def system(self) -> System:
         """The record of the algorithm."""
         return SYSTEMS.get(self.algorithm, USER_SYSTEM)
+
+    @property
+    def loss_record(self) -> Loss:
+        """The record of the loss."""
+        return LOSSES.get(self.loss, USER_LOSS)
 
     def arguments(self, role: str) -> dict[str, Any]:
         """Return the arguments of the factory of a role; none where the run lacks the role."""

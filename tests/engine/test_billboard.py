@@ -134,7 +134,7 @@ TARGETS = {
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_law_holds_for_the_metrics_of_every_loss(loss):
     """Rows, labels and numbers of rows of a client change; others' validation metrics do not."""
-    factory, several = import_factory(LOSSES[loss]), ("softmax", "one-vs-all", "multilabel")
+    factory, several = import_factory(LOSSES[loss].factory), ("softmax", "one-vs-all", "multilabel")
     outputs = 3 if loss in (*several, "squared-targets") else 1
     taken = inspect.signature(factory).parameters
     sizes = {"num_classes": 3, "num_outputs": outputs}
