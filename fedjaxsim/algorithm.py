@@ -252,7 +252,8 @@ class NoiseAddsUp(NamedTuple):
 
     Attributes:
       algorithm: the name of the algorithm.
-      remedy: the argument under which the state forgets earlier noise, as `message="steps"`.
+      remedy: the argument under which the state forgets earlier noise, as `message="steps"`, or
+        words.
       outgrown: `(p, hparams) -> rounds`, after which the sum of all noise is larger than the noise
         that the remedy leaves.
     """

@@ -40,6 +40,13 @@ def own_modules(part: Any) -> list[str]:
     return sorted({_module_of(value)[0] for value in _own_values(part)})
 
 
+def is_own(function: Any) -> bool:
+    """Return whether a user wrote a function, whatever it closes over."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return not _is_library(*_module_of(function))
+
+
 def defined_at(part: Any) -> str | None:
     """Return name, file and line of a function of a user in a part, what it wraps first."""
     for value in _own_values(part):

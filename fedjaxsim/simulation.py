@@ -94,6 +94,7 @@ from fedjaxsim.hyperparameters import (
 )
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import Stream
+from fedjaxsim.own_code import is_own
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
@@ -1101,15 +1102,17 @@ class Simulation(Fixed):
 
         None if there is none, or none for so few rounds.
         """
-        adds_up, z = self.algorithm.noise_adds_up, hparams.get("noise_multiplier", 0.0)
+        algorithm, z = self.algorithm, hparams.get("noise_multiplier", 0.0)
+        adds_up = algorithm.noise_adds_up
         traced = any(isinstance(value, core.Tracer) for value in jax.tree.leaves(hparams))
-        if adds_up is None or traced:
+        if adds_up is None or traced or is_own(algorithm.server):  # which may forget noise
             return None
         p = float(self.sampler.answer_rate(self.sampler.rate(hparams)))
         if not np.any(np.asarray(z) > 0) or rounds <= max(1, adds_up.outgrown(p, hparams)):
             return None
-        what = f"{adds_up.algorithm}'s server state adds up the noise of all {rounds} rounds"
-        remedy = Name(adds_up.remedy)
+        name = maker(algorithm.client) if is_own(algorithm.client) else adds_up.algorithm
+        what = f"{name}'s server state adds up the noise of all {rounds} rounds"
+        remedy = adds_up.remedy if " " in adds_up.remedy else Name(adds_up.remedy)
         return SettingWarning(f"{what}; at the same ε, ", remedy, " forgets it")
 
     def _near_rows(self) -> contextlib.AbstractContextManager[Any]:

@@ -338,6 +338,10 @@ def _algorithm(
     algorithm = _part(config, "algorithm", Algorithm, task, supplied=supplied, **more)
     if "sizes" in supplied:
         algorithm = algorithm._replace(public=(_DIVISOR,))
+    if (adds_up := algorithm.noise_adds_up) and is_user_code(config.algorithm):
+        remedy = f"{adds_up.algorithm} with {adds_up.remedy}"
+        adds_up = adds_up._replace(algorithm=config.algorithm, remedy=remedy)
+        algorithm = algorithm._replace(noise_adds_up=adds_up)
     return algorithm
 
 

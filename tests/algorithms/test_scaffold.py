@@ -1,6 +1,8 @@
 """SCAFFOLD against Algorithm 1 (option II) in numpy."""
 
 import warnings
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from support.problems import coefficients, designs, drawn, least_squares, noise_key, states_of
 
+import fedjaxsim as fjs
 from fedjaxsim.algorithms.feddyn import feddyn
 from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.algorithms.scaffold import scaffold
@@ -78,6 +81,25 @@ def test_rounds_whose_noise_adds_up_to_more_name_the_message_that_forgets_it(
         )
         expected = [text] if message == "update" else []
         assert said == {(1.0, first): expected, (1.0, first - 1): [], (0.0, 400): []}
+
+
+def mine(algorithm):
+    return algorithm._replace(client=lambda *args: algorithm.client(*args))
+
+
+def test_advice_has_the_name_of_an_own_client_and_ends_with_an_own_server():
+    _, task = least_squares([5])
+    algorithm = scaffold(task)
+    hparams: Any = fjs.Hyperparameters(noise_multiplier=1.0, sampling_rate=0.25)
+    said = {}
+    for name, other in {
+        "mine": mine(algorithm),
+        "server": algorithm._replace(server=lambda *args: algorithm.server(*args)),
+    }.items():
+        sim: Any = SimpleNamespace(algorithm=other, sampler=poisson(0.25).sampler(3))
+        said[name] = Simulation.advise_on_noise(sim, hparams, 9)
+    assert "mine's server state adds up the noise" in str(said["mine"])
+    assert said["server"] is None
 
 
 @pytest.mark.thorough
