@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import simulations
+from support.simulations import SEGMENT
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import SYSTEMS
@@ -96,24 +98,19 @@ def test_the_default_step_is_one_over_the_curvature_of_bounded_rows(factory, val
         assert learning_rate(fjs.data.unit_rows(population)) == pytest.approx(wanted)
 
 
-def test_a_run_that_diverges_says_so():
-    rng = np.random.default_rng(0)
-    table = {"client": np.repeat(range(10), 6), "age": rng.normal(size=60)}
-    table |= {"pay": 1000 * rng.normal(size=60), "y": rng.normal(size=60)}
-    import pandas as pd
-
-    population = fjs.data.from_dataframe(pd.DataFrame(table), client="client", target="y")
-    population = fjs.data.split(population, test=0.2)
-    task = fjs.tasks.squared(linear((2,), 1))
-    simulation = fjs.Simulation(fjs.fedavg(task), population, fjs.full_participation())
+def test_a_run_that_diverges_says_so(shared_full):
+    population, _ = simulations.problem()
+    with_pay = population.fields["x"] * np.float32([1, 1, 1000])
+    fields = {**population.fields, "x": with_pay}
+    simulation = shared_full.with_population(dataclasses.replace(population, fields=fields))
     hparams = simulation.hyperparameters()
-    for eval_every in (1, None):
+    for rounds in (3 * SEGMENT, SEGMENT):  # seen in the course of a run, and at its end
         state = simulation.init(0, hparams)
         with pytest.warns(DivergingWarning, match=r"diverges from round \d"):
-            simulation.run(state, hparams, 6, eval_every=eval_every)
+            simulation.run(state, hparams, rounds, eval_every=SEGMENT)
     with warnings.catch_warnings(action="error"):
         small = simulation.hyperparameters(learning_rate=1e-8)
-        simulation.run(simulation.init(0, small), small, 6)
+        simulation.run(simulation.init(0, small), small, 3 * SEGMENT, eval_every=SEGMENT)
 
 
 def test_targets_that_are_all_one_number_leave_nmse_undefined_by_name():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import simulations
-from support.problems import classification, least_squares, read_by
+from support.problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms.pmtl import pmtl
@@ -124,14 +124,16 @@ def test_data_made_afresh_have_no_epochs():
 
 
 def test_a_state_of_another_simulation_is_refused(shared_pmtl):
-    own, others = shared_pmtl, []
-    for counts, features in (([4, 5, 4, 5, 4], 2), ([4, 5, 6], 3)):
-        population, task = least_squares(counts, features=features, test=0.3)
-        batches = Minibatches(2, steps=1)
-        others.append(Simulation(pmtl(task), population, poisson(0.5), batches))
+    own = shared_pmtl
     hparams = own.hyperparameters(clip=1.0, noise_multiplier=1.0)
-    for other, words in zip(others, ("server state", "personal states"), strict=True):
-        state = other.init(0, hparams)
+    begun = own.init(0, hparams)
+    of_more_features = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), begun.shared)
+    of_fewer_clients = jax.tree.map(lambda leaf: leaf[:3], begun.personal)
+    others = {
+        "server state": dataclasses.replace(begun, shared=of_more_features),
+        "personal states": dataclasses.replace(begun, personal=of_fewer_clients),
+    }
+    for words, state in others.items():
         for use in (own.evaluate, own.round, functools.partial(own.run, rounds=1)):
             with pytest.raises(ValueError, match=f"the {words} must be .* to go on from, got"):
                 use(state, hparams)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.problems import after, classification, read_by
+from support.problems import classification, read_by
 
 import fedjaxsim as fjs
 from fedjaxsim.algorithms import optimizers
@@ -19,6 +19,7 @@ from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.hyperparameters import compose, fill
 from fedjaxsim.models import cnn, mlp
+from fedjaxsim.privacy.guarantee import report
 from fedjaxsim.privacy.mechanisms import gaussian
 from fedjaxsim.privacy.mechanisms.sums import plain_mean
 from fedjaxsim.privacy.samplers import full_participation, poisson
@@ -220,9 +221,9 @@ def test_the_sound_default_costs_what_fedavg_does_and_the_published_noise_has_no
     ]
     assert z[0] == z[1] > 0
     values = {"clip": 0.2, "noise_multiplier": 0.5, "sampling_rate": 0.6}
-    report = published.guarantee(after(published, read_by(published, **values), 1))
-    assert len(report.guarantees) > 0
-    assert all(found.epsilon is None for found in report.guarantees)
+    found = report([published.planned(read_by(published, **values), 0, 1)], 1e-3)
+    assert len(found.guarantees) > 0
+    assert all(guarantee.epsilon is None for guarantee in found.guarantees)
 
 
 # --- what stays with a client ---------------------------------------------------------------------
