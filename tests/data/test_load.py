@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.io import savemat
+from support import matlab
 
 from fedjaxsim.data import Population, digits, from_dataframe, load, save_npz, split
 
@@ -14,8 +15,9 @@ def sizes(population, name):
 
 
 @pytest.fixture
-def own_clients(tmp_path):
+def own_clients(tmp_path, monkeypatch):
     """Files with two clients of ten rows each, in every format."""
+    matlab.read_here(monkeypatch)
     x, y = np.arange(20.0)[:, None], np.arange(20) % 2
     population = Population.from_flat({"x": x, "y": y}, [10, 10])
     save_npz(tmp_path / "a.npz", population)

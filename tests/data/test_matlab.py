@@ -1,28 +1,15 @@
-import contextlib
-import io
-from subprocess import CompletedProcess
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from scipy.io import loadmat, savemat
+from support import matlab
 
 from fedjaxsim.data import load_matlab
-from fedjaxsim.data.tables import matlab_cells
 
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch):
     """Whole files are read here; `test_damaged.py` has the process that reads any file."""
-
-    def run(command, **_):
-        content = io.BytesIO()
-        out = io.TextIOWrapper(content)
-        with contextlib.redirect_stdout(out):
-            matlab_cells._write_cells(command[-1])
-        return CompletedProcess(command, 0, content.getvalue(), b"")
-
-    monkeypatch.setattr(matlab_cells, "subprocess", SimpleNamespace(run=run))
+    matlab.read_here(monkeypatch)
 
 
 def cells(*matrices):
