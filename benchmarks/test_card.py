@@ -165,6 +165,7 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
         "law pmtl": {"same bits": False, "off by": 1e-6},
         "law ditto": {"same bits": True, "off by": float("nan")},
         "law ifca": {"failed": "out of memory"},
+        "law cnn-bfloat16": {"same bits": True, "off by": 1e-3},
         "law, process 1": {"failed": "out of memory"},
     }))  # fmt: skip
     card.print_table(tmp_path / "card.json")
@@ -175,7 +176,7 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
     assert "some, alone: engine 1 ms, 5 / 6 MB" in printed
     assert "peer pfl, cnn: No module named 'torch'" in printed
     assert "peer fedjax, cnn: 250 ms a round" in printed
-    assert "1 of 4 laws hold" in printed
+    assert "2 of 5 laws hold" in printed
     assert "law pmtl" in printed
     assert "law ditto" in printed
     assert "process 1 did not end: out of memory" in printed
