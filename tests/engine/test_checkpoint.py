@@ -75,13 +75,14 @@ def test_the_last_few_are_kept_and_a_later_one_is_of_another_past(tmp_path):
 
 def test_a_reader_of_the_live_folder_sees_whole_checkpoints(tmp_path):
     checkpoints, stop = CheckpointFolder(tmp_path), threading.Event()
+    saved = state(1)
 
     def write() -> None:
         for round_ in range(40):
-            checkpoints.save(round_, state(1), {"round": round_})
+            checkpoints.save(round_, saved, {"round": round_})
         stop.set()
 
-    checkpoints.save(0, state(1), {"round": 0})
+    checkpoints.save(0, saved, {"round": 0})
     writer = threading.Thread(target=write)
     writer.start()
     rounds = []
