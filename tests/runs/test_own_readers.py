@@ -138,7 +138,8 @@ def test_several_targets_have_the_names_of_their_columns(folder):
     assert main(["run", "--data", "ownreader:two_targets", *f"{scaled} {how}".split()]) == 0
     run, rows = load_run(folder / "two"), pd.read_csv("rows.csv")
     said = run.predict()
-    assert [*said] == ["client", "row", "prediction_pay", "prediction_id"]
+    columns = "client row split prediction_pay prediction_id target_pay target_id"
+    assert [*said] == columns.split()
     table = run.coefficients().set_index(["client", "target"])
     for target in ("pay", "id"):
         of_client = table.loc[[(client, target) for client in said.client]]
