@@ -325,13 +325,26 @@ def test_the_python_of_the_readme_spends_its_epsilon_and_its_ditto_is_ditto(read
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def run_commands(document: Path) -> list[list[str]]:
+    """The arguments of commands that run: not those on data of others, or of minutes."""
+    found = []
+    for program, *arguments in (shlex.split(each, comments=True) for each in commands(document)):
+        kind = arguments[0]
+        if program == "python" or kind in ("sweep", "tune") or "PATH" in " ".join(arguments):
+            continue
+        if kind == "run" and "--rounds" in arguments:
+            arguments[arguments.index("--rounds") + 1] = "2"
+        found.append(arguments)
+    return found
+
+
 @pytest.mark.thorough
 def test_the_ditto_of_the_readme_is_a_flag_where_programs_are_optimized(tmp_path, monkeypatch):
     # Other tests leave optimizations out, which round a release in the checks before the run.
     write_own_code(tmp_path, monkeypatch)
-    flags = "--data digits --algorithm mycode:ditto --rounds 2 --epsilon 1 --quiet --out own"
+    (command,) = (words for words in run_commands(DOCUMENTS[0]) if "mycode:ditto" in words)
     subprocess.run(
-        [sys.executable, "-m", "fedjaxsim", "run", *flags.split()],
+        [sys.executable, "-m", "fedjaxsim", *command, "--quiet"],
         cwd=tmp_path, env=environment_of_users() | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}, check=True,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
@@ -360,20 +373,14 @@ def test_the_python_of_start_repeats_its_first_run(tmp_path, monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["README.md", "docs/start.md", "docs/command-line.md"])
 def test_the_commands_run(name, tmp_path, monkeypatch):
-    """All but those that want data of others, or minutes; with few rounds."""
+    """With few rounds."""
     monkeypatch.chdir(tmp_path)
-    write_own_code(tmp_path, monkeypatch)
     rng = np.random.default_rng(0)
     people = []
     for k in range(240):
         age, school = rng.uniform(18, 65), rng.integers(8, 16)
         people.append(f"p{k % 12},{age},{school},{20 + k % 12 + 0.3 * age + rng.normal()}")
     (tmp_path / "pay.csv").write_text("\n".join(["who,age,school,pay", *people]))
-    shown = [shlex.split(command, comments=True) for command in commands(ROOT / name)]
-    for program, *arguments in shown:
-        kind = arguments[0]
-        if program == "python" or kind in ("sweep", "tune") or "PATH" in " ".join(arguments):
-            continue
-        if kind == "run" and "--rounds" in arguments:
-            arguments[arguments.index("--rounds") + 1] = "2"
-        assert main(arguments) == 0, arguments
+    for arguments in run_commands(ROOT / name):
+        if "mycode:ditto" not in arguments:  # which runs above
+            assert main(arguments) == 0, arguments
