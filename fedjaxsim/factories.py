@@ -219,7 +219,7 @@ def gathered(factory: Factory, values: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _options_of(factory: Factory) -> dict[str, type[Options]]:
     """Return the arguments of a factory that are `Options`, with their types."""
-    hints = {name: hint for name, (hint, *_) in _hints(factory).items()}
+    hints = {name: hint for name, (hint, *_) in _hints(factory).items() if name != "return"}
     return {n: of for n, of in hints.items() if inspect.isclass(of) and issubclass(of, Options)}
 
 

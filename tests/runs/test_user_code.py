@@ -1,5 +1,6 @@
 """A user's algorithms and models, named on the command line, in files and in sweeps."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -17,10 +18,10 @@ from sklearn.linear_model import PoissonRegressor
 from fedjaxsim.cli import main
 from fedjaxsim.cli.flags import Command
 from fedjaxsim.cli.program import COMMANDS
-from fedjaxsim.factories import settings_of
+from fedjaxsim.factories import Options, settings_of
 from fedjaxsim.runs import build, sweeping
 from fedjaxsim.runs.build import check_user_code, prepare
-from fedjaxsim.runs.parts import check_takes
+from fedjaxsim.runs.parts import Part, check_takes
 from fedjaxsim.runs.settings import COMMAND_FLAGS, readers, run_config, static_keys
 from fedjaxsim.runs.settings_files import read_toml
 from fedjaxsim.runs.sweep_files import SweepOptions
@@ -295,6 +296,21 @@ def test_what_is_wrong_with_them_is_one_line(flags, message, tmp_path, capsys):
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_reader_of_ones_own_may_take_a_record_of_settings():
+    @dataclasses.dataclass(frozen=True)
+    class Sensor(Options):
+        hertz: float = 1.0
+        unit: str = "V"
+
+    def read(sensor: Sensor) -> Sensor:
+        return sensor
+
+    part = Part("data", "own:read", read)
+    assert {"hertz", "unit", "target"} <= part.settings.keys()
+    settings = {"hertz": 50.0, "target": "y"}
+    assert part.rows(settings, seed=0) == (Sensor(hertz=50.0), {"target": "y"})
 
 
 def test_settings_of_ones_own_may_be_called_as_arguments_of_ours():
