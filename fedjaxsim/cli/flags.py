@@ -23,14 +23,7 @@ from fedjaxsim.factories import (
     settings_of,
 )
 from fedjaxsim.runs.parts import ROLES
-from fedjaxsim.runs.settings import (
-    DATA,
-    GROUPS,
-    RUN,
-    SettingsTable,
-    table_of,
-    unread_by,
-)
+from fedjaxsim.runs.settings import DATA, GROUPS, RUN, SettingsTable, table_of, unread_by
 from fedjaxsim.runs.sweep_files import SweepOptions
 
 Work = Callable[[], int | None]
@@ -67,12 +60,10 @@ class Command(NamedTuple):
             alone = of is None or of.kind is inspect.Parameter.KEYWORD_ONLY
             (flags if alone else positionals)[argument.strip("_")] = setting
         takes = next((name for name in ("settings", "axes") if name in parameters), "")
+        if takes == "settings" and not positionals:
+            text = "TOML file with the same settings; flags win over it."
+            positionals["config"] = Setting("config", Path, None, text)
         return cls(name, function, positionals, flags, takes)
-
-    @property
-    def takes_file(self) -> bool:
-        """Return whether its first word without dashes may be a file of settings."""
-        return self.takes == "settings" and not self.positionals
 
     @property
     def ignored(self) -> set[str]:
@@ -159,7 +150,6 @@ USUAL = {
     "alpha": "concentration of --partition dirichlet",
 }
 """Settings of parts that help shows without importing them."""
-_FILE = "TOML file with the same settings; flags win over it."
 _LEFT = 26
 """Columns of flags."""
 _METAVARS: dict[Any, str] = {
@@ -189,13 +179,11 @@ def show(command: Command, words: Sequence[str]) -> None:
     places = [
         name.upper() if setting.required else f"[{name.upper()}]"
         for name, setting in command.positionals.items()
-    ] + ["[CONFIG]"] * command.takes_file
+    ]
     print(" ".join(["usage: fedjaxsim", command.name, *places, "[--flag VALUE ...]"]))
     print(f"\n{command.description}\n")
     for name, setting in command.positionals.items():
         _row(name.upper(), _meaning(setting))
-    if command.takes_file:
-        _row("CONFIG", _FILE)
     _section("flags of the command", command.flags.values())
     if command.takes == "axes":
         _section("options of the sweep", settings_of(SweepOptions).values())

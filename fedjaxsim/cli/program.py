@@ -78,8 +78,7 @@ def parse(arguments: Sequence[str]) -> Call:
     """
     command, words = _command(arguments), arguments[1:]
     flags, other_words = split(words, command.flags | (static_keys() if command.takes else {}))
-    has_file = other_words and (command.takes == "axes" or command.takes_file)
-    path = Path(other_words[0]) if has_file else None
+    path = Path(other_words[0]) if other_words and "config" in command.positionals else None
     file, parts, keys = SweepFile(), dict[str, list[str]](), dict[str, Setting]()
     if command.takes:
         if path is not None:
@@ -105,8 +104,11 @@ def parse(arguments: Sequence[str]) -> Call:
             earlier = earlier._replace(values=read_raw(written), path=written)
         ignored = dict.fromkeys((*command.ignored, *OUTPUT), f"has no effect on {command.name}")
         config = layered_config(asked, Layer(file.base, path, "noted"), earlier, ignored)
-        of_runs, other_words = {"settings": config}, other_words[path is not None :]
-    return Call(command, command.arguments(own_flags, other_words) | of_runs)
+        of_runs = {"settings": config}
+    values = command.arguments(own_flags, other_words) | of_runs
+    if command.takes == "settings":
+        values.pop("config", None)  # is in its settings
+    return Call(command, values)
 
 
 def _names(parts: Any) -> list[str]:

@@ -104,6 +104,7 @@ def test_labels_that_look_like_classes_are_worth_a_warning_where_they_are_number
 def test_a_file_may_say_more_than_a_system_reads(answer, tmp_path):
     (tmp_path / "a.toml").write_text("algorithm = 'fedavg'\nlam = 5\nclients = 6\n")
     assert answer(["run", "a.toml"]) == 0
+    assert answer(["run", "a.toml", "b.toml"]) == 2  # one file alone
 
 
 _VALUE_WORDS = (
