@@ -380,34 +380,29 @@ def _of_sweep(
 ) -> tuple[str | None, str, list[ComparedRun]]:
     """Return the metric that is asked for, how runs of a sweep were chosen, and these runs.
 
-    Each has all settings that it had.
+    Each has all settings that it had, as the sweep recorded them: no user's code is imported.
     """
     # A run's folder needs no pyarrow.
-    from fedjaxsim.runs.sweep_results import REPORT, best_runs, read_runs
-    from fedjaxsim.runs.sweep_runs import read_sweep
+    from fedjaxsim.runs.sweep_results import REPORT, best_runs, read_runs, recorded_settings
 
-    runs, _, report = read_runs(path)
-    plan, compared_runs, choice = read_sweep(path / SWEEP), [], ""
+    runs, columns, report = read_runs(path)
+    (ranking, configs), compared_runs, choice = recorded_settings(path), [], ""
     metric = _asked_of(runs, metric)
     with intact(path, f", so its results do not fit {SWEEP}"):
         worse = report["summary"].get("worse_than_constant", {})
         by_run = {run: stated for stated in report["guarantees"] for run in stated["runs"]}
-        for run in runs:
-            swept = plan.swept[int(run.name)]
-            if any(run.settings[key] != swept[key] for key in run.settings):
-                raise ValueError(f"run {run.name} had other settings")
         if runs and not all_runs:
-            runs, choice = best_runs(plan, runs, metric)
+            runs, choice = best_runs(ranking, runs, metric)
         for run in runs:
             index, last = int(run.name), run.rows[-1]
-            config, stated = plan.runs[index], by_run[index]
+            settings, stated = configs[index], by_run[index]
             drawn = [draw for draw in report["draws"] if index in draw["runs"]]
-            settings = config.settings()
             summary = strict({
                 **{key: settings[key] for key in ("algorithm", "data", "model")},
                 **{key: last[key] for key in last if key not in ("run", "round")},
-                "clients": stated.get("clients", config.get("clients")),
-                "rounds": last["round"], "rounds_planned": config.rounds, "interrupted": False,
+                "clients": stated.get("clients", settings.get("clients")),
+                "rounds": last["round"], "rounds_planned": settings["rounds"],
+                "interrupted": False,
                 "rounds_per_second": None, "worse_than_constant": worse.get(str(index)),
             })  # fmt: skip
             resolved = {name: stated[name] for name in ("bytes_sent", "work") if name in stated}
@@ -416,7 +411,7 @@ def _of_sweep(
                 run, name=f"{name}/{index}", settings=settings_of_system(full_config),
                 config=full_config, summary=summary, path=path, sweep=name,
                 guarantee=check_guarantee(stated["guarantee"], path / REPORT),
-                draws=entries.read_draws(drawn), swept=plan.swept[index],
+                draws=entries.read_draws(drawn), swept={name: last[name] for name in columns},
             ))  # fmt: skip
     return metric, choice, compared_runs
 

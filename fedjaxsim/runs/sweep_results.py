@@ -81,7 +81,7 @@ from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.runs.settings_files import RECORDS
 from fedjaxsim.runs.sweep_files import SWEEP, SweepOptions
-from fedjaxsim.runs.sweep_runs import SweepRuns, column_of
+from fedjaxsim.runs.sweep_runs import Ranking, SweepRuns, column_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,8 +140,15 @@ class SweepDirectory:
             check_same(path, sweep, data)
         resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs), "x64": has_x64()}
         resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
-        asked = {**sweep.settings(), "resolved": resolved, "versions": versions()}
-        write_tables(path / SWEEP, asked)
+        asked, of_runs = sweep.settings(), [run.settings() for run in sweep.runs]
+        common = {
+            name: value
+            for name, value in of_runs[0].items()
+            if all(settings.get(name) == value for settings in of_runs)
+        }
+        differing = [{k: v for k, v in of.items() if k not in common} for of in of_runs]
+        resolved |= {"digest": _digest(asked), "settings": common, "settings_of_runs": differing}
+        write_tables(path / SWEEP, {**asked, "resolved": resolved, "versions": versions()})
         return cls(path, sweep, data, metrics)
 
     @property
@@ -243,6 +250,28 @@ def check_same(path: Path, sweep: SweepRuns, data: str | None = None) -> None:
     if data is not None and made.get("data_fingerprint", data) != data:
         raise other_results(path, "sweep", {}, {}, OTHER_DATA)
     require_x64(made.get("x64"), path)
+
+
+def _digest(tables: Mapping[str, Any]) -> str:
+    """Return the digest of what a sweep's file asks for."""
+    asked = {name: value for name, value in tables.items() if name not in RECORDS}
+    return settings_digest(tomllib.loads(tables_text(asked)))
+
+
+def recorded_settings(path: Path) -> tuple[Ranking, list[Record]]:
+    """Return how the runs in a sweep's directory are ranked, and each run's settings, as recorded.
+
+    No user's code is imported.
+    """
+    tables = read_tables(path / SWEEP)
+    with intact(path / SWEEP, ": the same command again writes it anew"):
+        made = tables["resolved"]
+        if made["digest"] != _digest(tables):
+            raise ValueError("it asks for other runs than those that were computed")
+        runs = [made["settings"] | of_run for of_run in made["settings_of_runs"]]
+        keys = dict.fromkeys(key.replace("-", "_") for table in tables["sweep"] for key in table)
+        columns, metric = tuple(map(column_of, keys)), runs[0].get("metric")
+        return Ranking(columns, tuple(made["best_over"]), metric), runs
 
 
 def _settings_and_axes(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,17 +396,17 @@ class Best(NamedTuple):
 
 
 def best_runs(
-    sweep: SweepRuns, runs: Sequence[Run], asked: str | None = None
+    ranking: Ranking, runs: Sequence[Run], asked: str | None = None
 ) -> tuple[list[Run], str]:
     """Return the runs with the best values over `best_over`, and the sentence of the choice.
 
     They are all runs if nothing is chosen, or if the metric that is `asked` has no direction.
     """
     records = metrics_of(runs)
-    name = asked or sweep.runs[0].judged_by(records) or next(iter(records))
-    if not sweep.best_over or find_metric(name, records).larger_is_better is None:
-        return list(runs), sweep.choice
-    best = best_of(sweep, runs, asked)
+    name = asked or ranking.judged_by(records) or next(iter(records))
+    if not ranking.best_over or find_metric(name, records).larger_is_better is None:
+        return list(runs), ranking.choice
+    best = best_of(ranking, runs, asked)
     chosen = [
         {key: row[key] for key in best.keys if row["mean"] is not None or row[key] is not None}
         for row in best.rows
@@ -387,18 +416,18 @@ def best_runs(
     ], best.choice
 
 
-def best_of(sweep: SweepRuns, runs: Sequence[Run], asked: str | None = None) -> Best:
+def best_of(ranking: Ranking, runs: Sequence[Run], asked: str | None = None) -> Best:
     """Return the best final values of the runs of a sweep, by a metric."""
-    asked = asked or sweep.runs[0].judged_by(metrics_of(runs))
+    asked = asked or ranking.judged_by(metrics_of(runs))
     metric = default_metric(runs) if asked is None else f"test_{asked}"
-    keys = [name for name in sweep.columns if name != "seed"]
-    row_keys = [key for key in keys if key not in sweep.best_over]
-    rows = last(envelope(runs, keys, sweep.best_over, metric), row_keys)
-    choice = sweep.choice
+    keys = [name for name in ranking.columns if name != "seed"]
+    row_keys = [key for key in keys if key not in ranking.best_over]
+    rows = last(envelope(runs, keys, ranking.best_over, metric), row_keys)
+    choice = ranking.choice
     if not choice and any(row["runs"] > row["seeds"] for row in rows):
         judged = selection_column(runs, metric)
         choice = CHOSEN_ON_TEST if judged == metric else CHOSEN_ON_VALIDATION
-    return Best(metric, [*row_keys, *sweep.best_over], rows, choice)
+    return Best(metric, [*row_keys, *ranking.best_over], rows, choice)
 
 
 def write_report(

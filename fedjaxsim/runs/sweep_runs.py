@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
+from fedjaxsim.metrics import named_metric
 from fedjaxsim.report.labels import short_name
 from fedjaxsim.report.results import Estimate
 from fedjaxsim.runs.directory import settings_digest
@@ -70,6 +71,26 @@ def hyperparameters_of(run: RunConfig) -> tuple[str, ...]:
     return tuple(settings)
 
 
+class Ranking(NamedTuple):
+    """The way in which the runs of a sweep are ranked.
+
+    Attributes:
+      columns: the swept columns.
+      best_over: the columns over which the best value is taken.
+      metric: the metric that was asked for; None for the task's own choice.
+      choice: how values were chosen before, in a sentence; "" if they were not.
+    """
+
+    columns: tuple[str, ...]
+    best_over: tuple[str, ...]
+    metric: str | None = None
+    choice: str = ""
+
+    def judged_by(self, names: Collection[str]) -> str | None:
+        """Return the metric among `names` that was asked for."""
+        return None if self.metric is None else named_metric(self.metric, names)
+
+
 @dataclasses.dataclass(frozen=True)
 class SweepRuns:
     """The runs of a sweep, each known by its index in `runs`.
@@ -113,6 +134,11 @@ class SweepRuns:
         if chosen is None:
             return ("learning_rate",) if "learning_rate" in self.keys else ()
         return tuple(column_of(name.replace("-", "_")) for name in chosen)
+
+    @property
+    def ranking(self) -> Ranking:
+        """The way in which its runs are ranked."""
+        return Ranking(self.columns, self.best_over, self.runs[0].metric, self.choice)
 
     @functools.cached_property
     def swept(self) -> list[dict[str, Any]]:

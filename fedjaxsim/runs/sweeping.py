@@ -145,7 +145,7 @@ class Sweep:
         result = SweepResult(plan, directory.path, runs, None, len(plan.runs) - len(runs))
         if not runs or self.chooses:
             return result
-        best, experiments = best_of(plan, runs), experiments_of(self.families)
+        best, experiments = best_of(plan.ranking, runs), experiments_of(self.families)
         with doing("writing the report", quiet=self.quiet):
             reports = write_report(plan, directory, runs, best, experiments)
             self._draw(runs, best, experiments)
@@ -199,7 +199,7 @@ class SearchedSweep(NamedTuple):
         tuning, result = self.choose.plan, self.choose.run(stop)
         if result.left:
             return result
-        best = best_of(tuning, result.runs)
+        best = best_of(tuning.ranking, result.runs)
         judged = column_label(selection_column(result.runs, best.metric), metrics_of(result.runs))
         with doing("checking the chosen runs", quiet=self.choose.quiet):
             chosen = self.prepare(self.plan.chosen(best.rows, judged))

@@ -9,6 +9,7 @@ import pytest
 from fedjaxsim.cli import main
 from fedjaxsim.data.files import read_tables
 from fedjaxsim.report import figures
+from fedjaxsim.runs.parts import part_of
 from fedjaxsim.runs.sweep_results import read_runs
 
 CODE = '''
@@ -98,6 +99,13 @@ def test_a_sweep_ranks_by_the_record_and_its_results_keep_it(finished, capsys):
     assert lines[0].startswith("test reduction (rows) at the end, best over learning rate")
     [line] = [line for line in lines if line.strip().startswith("0.3")]
     assert float(line.split()[1]) == pytest.approx(values[0.3], abs=1e-3)
+
+
+def test_a_comparison_imports_no_code_of_the_user(finished, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "metrics_of_mine", None)  # it cannot be imported
+    part_of.cache_clear()
+    assert run(f"compare {finished} --all-runs") == 0
+    assert "reduction" in capsys.readouterr().out
 
 
 @pytest.mark.thorough

@@ -169,7 +169,12 @@ def test_the_description_asks_for_the_same_sweep(tmp_path):
     assert read_sweep(tmp_path / "sweep.toml") == PLAN
     content = tomllib.loads((tmp_path / "sweep.toml").read_text())
     assert content["versions"] == versions()
-    assert content["resolved"] == {
+    resolved = content["resolved"]
+    common, of_runs = resolved.pop("settings"), resolved.pop("settings_of_runs")
+    assert [common | of_run for of_run in of_runs] == [run.settings() for run in PLAN.runs]
+    assert common["rounds"] == 10
+    assert resolved.pop("digest")
+    assert resolved == {
         "fingerprint": PLAN.fingerprint, "runs": 5, "best_over": [],
         "data_fingerprint": "", "x64": False,
     }  # fmt: skip
