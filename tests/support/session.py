@@ -121,6 +121,8 @@ _compile_quickly()
 compiling.quicken()
 # Of the time of a command, a tenth draws its pictures; of a sweep, most.
 plots.content = lambda figure, kind="png": _BLANK
+# No power fails here, and to wait for the disk takes 5 to 10 ms for each file of a run.
+os.fsync = lambda descriptor: None
 # Under load everything is slow, and commands are read line by line.
 progress.SLOW = 600.0
 # What a shell has started in the background ignores Ctrl-C, and so would all that it starts.
