@@ -84,8 +84,14 @@ def test_blocks_and_rounds_are_independent():
     assert low < statistic < high
 
 
-def test_an_overfull_cohort_loses_members_uniformly():
-    member, overflowed = membership(0.0312, seed=1)  # 312 expected, 300 places
+@pytest.fixture(scope="module")
+def overfull():
+    """Cohorts at the largest rate, as at any above it: 312 clients expected, 300 places."""
+    return membership(0.5, seed=1)
+
+
+def test_an_overfull_cohort_loses_members_uniformly(overfull):
+    member, overflowed = overfull
     assert overflowed > DRAWS / 2
     assert member.sum(axis=1).max() == PLACES
     third = M // 3
@@ -105,14 +111,13 @@ def test_the_rate_charged_is_the_float32_rate_itself(p):
     assert float(threshold) * 2.0 ** -(32 + int(row)) == float(np.float32(p))
 
 
-def test_a_rate_above_the_largest_is_refused_and_never_charged_below_what_is_drawn():
+def test_a_rate_above_the_largest_is_refused_and_never_charged_below_what_is_drawn(overfull):
     with pytest.raises(ValueError, match="sampling_rate"):
         SAMPLING.check(Hyperparameters(sampling_rate=0.5))
     hparams = Hyperparameters(sampling_rate=0.5).as_arrays()
     charged = float(SAMPLING.rate(hparams))
     assert charged == 1 / 32 * (1 - 2.0**-24)
-    sizes = membership(0.5)[0].sum(axis=1)
-    assert sizes.mean() < M * charged
+    assert overfull[0].sum(axis=1).mean() < M * charged
 
 
 def test_a_clients_bits_do_not_depend_on_the_number_of_clients():
