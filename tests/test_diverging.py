@@ -100,7 +100,7 @@ def test_the_default_step_is_one_over_the_curvature_of_bounded_rows(factory, val
 
 def test_a_run_that_diverges_says_so(shared_full):
     population, _ = simulations.problem()
-    with_pay = population.fields["x"] * np.float32([1, 1, 1000])
+    with_pay = population.fields["x"] * np.array([1, 1, 1000], np.float32)
     fields = {**population.fields, "x": with_pay}
     simulation = shared_full.with_population(dataclasses.replace(population, fields=fields))
     hparams = simulation.hyperparameters()
