@@ -107,7 +107,7 @@ def test_the_verdict_is_about_clients_alone():
 
 
 def test_directions_are_orthonormal_and_cover_all_coordinates():
-    directions = Directions.draw(3, 11)
+    directions = jax.jit(lambda: Directions.draw(3, 11))()
     basis = np.stack([directions.along(axis) for axis in np.eye(11)], axis=1)
     np.testing.assert_allclose(basis @ basis.T, np.eye(3), atol=1e-12)
     assert np.all(np.abs(basis).sum(axis=0) > 0)

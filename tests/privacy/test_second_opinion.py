@@ -87,7 +87,7 @@ def test_what_cannot_be_verified_says_so():
         epsilon([charged(long, GAUSSIAN, (1.0, 1 / 4000, 4000))], DELTA, "zero_out")
     gram = Gaussian(replace=math.sqrt(2))
     with pytest.raises(ValueError, match=r"whose replacement is 1\.41, not 2, clip norms away"):
-        report([charged(TURNS, gram, (1.0, 0.25, 4))], DELTA).verify()
+        epsilon([charged(TURNS, gram, (1.0, 0.25, 4))], DELTA, "replace")
     read = Report.from_json(report([PLANS["full"]], DELTA).to_json())
     with pytest.raises(ValueError, match="from a run, not from a file"):
         read.verify()
