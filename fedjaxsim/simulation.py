@@ -269,7 +269,7 @@ class Simulation(Fixed):
                 "a population that generates its minibatches has no epochs or passes; give steps, "
                 f"got {self.minibatches}"
             )
-        for of_population in ("population", "reported", "examples", "rows", "placed"):
+        for of_population in ("population", "reported", "examples", "rows", "placed", "public"):
             self.__dict__.pop(of_population, None)
         self.population, self.reported = population, reported
         self.examples = accounts.example_event(self.algorithm, self.minibatches, population)
@@ -329,7 +329,7 @@ class Simulation(Fixed):
         alike = self.transformed is self.program
         return self.rows if alike else self.transformed.place(self.population)
 
-    @property
+    @functools.cached_property
     def public(self) -> tuple[str, ...]:
         """Assumptions of every guarantee: public numbers, declared or made of data."""
         parts = (self.population, self.task, self.algorithm, self.mechanism)
