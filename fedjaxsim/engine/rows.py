@@ -88,7 +88,10 @@ class Rows:
         cls, population: Population, split: str, algorithm: Algorithm | None = None
     ) -> "Rows":
         """Return one split of a population with the shapes of its fields."""
-        fields = jax.eval_shape(lambda fields: fields, dict(population.fields))
+        fields = {  # as JAX orders and types them; to trace them for that takes a millisecond
+            name: jax.ShapeDtypeStruct(values.shape, jax.dtypes.canonicalize_dtype(values.dtype))
+            for name, values in sorted(population.fields.items())
+        }
         return cls.place(population, split, fields, algorithm)
 
     def bounded_as(self, other: "Rows") -> "Rows":
