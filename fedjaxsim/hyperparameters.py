@@ -270,6 +270,10 @@ def reads(
       >>> [record.name for record in pulled(task).hyperparameters]  # task as in `Simulation`
       ['lam']
     """
+    for record in records:
+        if not isinstance(record, Hyperparameter) and not callable(record):
+            example = f"fjs.Hyperparameter({str(record)!r}, 0.1)"
+            raise ValueError(f"reads takes hyperparameters, such as {example}, got {record!r}")
 
     def decorate(factory: Callable[_P, _Part]) -> Callable[_P, _Part]:
         @functools.wraps(factory)

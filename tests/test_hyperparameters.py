@@ -157,6 +157,11 @@ def test_every_system_declares_before_it_is_called_what_its_algorithm_has():
         assert "learning_rate" in {record.name for record in algorithm.hyperparameters}
 
 
+def test_a_name_is_no_declaration():
+    with pytest.raises(ValueError, match=r"such as fjs.Hyperparameter\('clip', 0.1\), got 'clip'"):
+        reads("clip")  # type: ignore[arg-type]
+
+
 def test_an_algorithm_of_ones_own_declares_what_it_reads():
     @reads(RATE, lambda heavy, **_: (WEIGHT,) if heavy else ())
     def mine(task, *, heavy=False):
