@@ -57,7 +57,7 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
     if classes is None:
         raise ValueError(
             "named metrics are for classifications (softmax, one-vs-all, logistic, ordinal): "
-            "give another task its own by task._replace(metrics=…, streaming_metrics=…)"
+            "give another task your own, MODULE:FACTORY or with_own_metric"
         )
     streaming, means, records = dict(task.streaming_metrics), {}, dict(task.records)
     for name in (spelled.replace("-", "_") for spelled in dict.fromkeys(names)):
