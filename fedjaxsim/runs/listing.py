@@ -61,7 +61,8 @@ def _tuning(path: Path) -> Record:
         accepted = [step["value"] for step in tuning["steps"] if step["accepted"]]
         row = {
             "rounds": f"{len(tuning['steps']) - 1} of {tuning['asked']['steps']} steps",
-            "tuned": tuning["asked"]["wrt"], "metric_name": tuning["metric"],
+            "tuned": tuning["asked"]["wrt"],
+            "metric_name": tuning.get("title", tuning["metric"]),
             "metric": accepted[-1],
         }  # fmt: skip
         if not config:

@@ -232,6 +232,7 @@ def prepare_tuning(
         "versions": versions(),
         "draws": [draws_of(key, config.rounds)._asdict() for key in (*keys, *fresh)],
         "metric": metric,
+        "title": improved.title,
         "runs_per_step": measure.runs,
     }
     if saved and saved["data_fingerprint"] != data:

@@ -176,3 +176,5 @@ def test_tuning_maximizes_it(mine, capsys):
     assert best["point"]["learning_rate"] > 0.01
     assert path["test"]["gain"] > 0
     assert "certainty rose by" in capsys.readouterr().out
+    assert run("ls tuned") == 0
+    assert f"certainty {best['value']:.3f}" in capsys.readouterr().out
