@@ -231,7 +231,7 @@ def test_words_of_no_run_are_refused_where_they_are_parsed():
         lambda flags: parsed(f"run {flags}"),
         {
             "--hidden 8,0 --model mlp": "hidden must be at least 1, got 0",
-            "--hidden , --model mlp": "hidden must hold at least one width",
+            "--hidden , --model mlp": "hidden must be a list, as in a,b, got ','",
             "--preprocess unit-row": "'unit-row'",
             "--data mnist": "did you mean 'mat'",
             "--partition sorted": "'sorted'",
