@@ -111,7 +111,7 @@ def test_torch_alone_is_no_tensorboard(monkeypatch):
     monkeypatch.setattr(loggers, "_is_there", lambda package: package in ("torch", "tensorboard"))
     assert loggers.find_loggers("tensorboard") == {"tensorboard": loggers.tensorboard}
     with pytest.raises(ValueError, match=r"logger <lambda> must take \(settings, path\)"):
-        loggers.find_loggers([lambda: None])
+        loggers.find_loggers([lambda: None])  # type: ignore[list-item]
 
 
 MINE = """
