@@ -49,11 +49,12 @@ def sweep(
     with importing("tables"):
         import pandas as pd
     from fedjaxsim.runs.loggers import find_loggers
+    from fedjaxsim.runs.settings_files import settings_in
     from fedjaxsim.runs.sweep_results import RESULTS, read_results
     from fedjaxsim.runs.sweep_runs import read_plan
     from fedjaxsim.runs.sweeping import prepare_sweep
 
-    settings = plan if isinstance(plan, Mapping) else {}
+    settings = dict(settings_in(plan, {})) if isinstance(plan, Mapping) else {}
     sweep_plan = read_plan(None if isinstance(plan, Mapping) else Path(plan), settings, seeds)
     how: dict[str, Any] = {"loggers": find_loggers(logger), "overwrite": overwrite, "quiet": quiet}
     prepared = prepare_sweep(sweep_plan, Path(out), **how)
@@ -94,11 +95,13 @@ def tune(
     from fedjaxsim import checks
     from fedjaxsim.runs.loggers import find_loggers
     from fedjaxsim.runs.settings import flag, run_config, unread_by
-    from fedjaxsim.runs.settings_files import read_toml
+    from fedjaxsim.runs.settings_files import read_toml, settings_in
     from fedjaxsim.tuning.run import prepare_tuning
 
-    is_file = not isinstance(settings, Mapping)
-    config = read_toml(Path(settings)) if is_file else run_config(**settings)
+    if isinstance(settings, Mapping):
+        config = run_config(**dict(settings_in(settings, {})))
+    else:
+        config = read_toml(Path(settings))
     for name in config.given().keys() & unread_by("tune"):
         raise ValueError(f"{flag(name)} has no effect on tune")
     checks.count(2, seeds=seeds)

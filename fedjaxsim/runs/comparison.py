@@ -310,7 +310,7 @@ def compare(
     for name, directory in named(itertools.chain(*map(_runs_in, paths))).items():
         if not (directory.path / SWEEP).is_file():
             run = _of_folder(name, directory)
-            metric = _asked_of([run], metric)
+            metric = _asked_of(name, [run], metric)
             named_runs.append((name, run))
             continue
         metric, choice, compared_runs = _of_sweep(name, directory.path, metric, all_runs=all_runs)
@@ -321,12 +321,14 @@ def compare(
     return Comparison(_with_distinct_names(named_runs), metric, tuple(choices))
 
 
-def _asked_of(runs: Sequence[Run], metric: str | None) -> str | None:
-    """Return the name of the metric that is asked for, which all runs must have."""
+def _asked_of(folder: str, runs: Sequence[Run], metric: str | None) -> str | None:
+    """Return the name of the metric that is asked for, which all runs of a folder must have."""
     for run in runs if metric is not None else ():
         names = [name for name in run.metrics if f"test_{name}" in run.rows[-1]]
         metric = named_metric(metric or "", names)
-        checks.one_of(names, metric=metric)
+        if metric not in names:
+            hint = checks.did_you_mean(metric, names)
+            raise ValueError(f"{folder} has no metric {metric!r}, only {', '.join(names)}{hint}")
     return metric
 
 
@@ -387,7 +389,7 @@ def _of_sweep(
 
     runs, columns, report = read_runs(path)
     (ranking, configs), compared_runs, choice = recorded_settings(path), [], ""
-    metric = _asked_of(runs, metric)
+    metric = _asked_of(name, runs, metric)
     with intact(path, f", so its results do not fit {SWEEP}"):
         worse = report["summary"].get("worse_than_constant", {})
         by_run = {run: stated for stated in report["guarantees"] for run in stated["runs"]}

@@ -146,7 +146,8 @@ def _tables(sweep: Any) -> list[dict[str, list[Any]]]:
     is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not is_list or not any(tables):
         example = "with lists of values, as in learning-rate = [0.1, 0.3]"
-        raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}; got {sweep}")
+        got = "" if sweep is None else f"; got {sweep}"
+        raise ValueError(f"a sweep needs a table [sweep], or [[sweep]]s, {example}{got}")
     above = "is an option of the sweep: write it above the tables"
     refused = dict.fromkeys((*settings_of(SweepOptions), "metric"), above) | REFUSED
     return [lists(dict(settings_in(table, refused, "[sweep]: ")), "[sweep]") for table in tables]

@@ -241,3 +241,12 @@ def test_what_promises_nothing_says_why(tmp_path, ask):
 )
 def test_what_is_no_run_is_refused(refused, arguments, words):
     assert words in refused(f"compare {arguments}")
+
+
+def test_a_metric_that_a_run_lacks_is_refused_with_the_name_of_the_run(tmp_path):
+    write_run(tmp_path / "a", "fedavg", 0.5)
+    write_run(tmp_path / "b", "fedavg", 0.5)
+    metrics = tmp_path / "a" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"test_a', '"test_loss": 1.0, "test_a'))
+    with pytest.raises(ValueError, match=r"^b has no metric 'loss', only accuracy$"):
+        compare([tmp_path / "a", tmp_path / "b"], metric="loss")

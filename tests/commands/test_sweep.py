@@ -74,10 +74,10 @@ def test_the_function_returns_the_table_of_the_command_and_prints_nothing(
     frame = fjs.sweep(finished / "sweep.toml", finished / "out", quiet=True)  # it is finished
     assert frame.to_dict("list").keys() == table(finished)[0].keys()
     assert [*frame["run"]] == [row["run"] for row in table(finished)]
-    # Settings of Python, in which lists are axes, are the same sweep.
+    # Settings of Python, in which lists are axes, are the same sweep; names take - or _.
     settings = tomllib.loads(BASE + GRID)
     axes = settings.pop("sweep")
-    same = {name.replace("-", "_"): value for name, value in (settings | axes).items()}
+    same = settings | {name.replace("-", "_"): values for name, values in axes.items()}
     logged: dict[str, list] = {}
 
     def mine(settings, path):

@@ -183,7 +183,8 @@ def test_the_function_takes_the_path_of_the_command(finished, tmp_path, capsys):
 
 def test_the_function_refuses_what_the_command_refuses(tmp_path):
     refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        ({"held_out_clients": 0.5, "clients_used": "held-out"}, {}, "clients-used has no effect"),
+        ({"held-out-clients": 0.5, "clients_used": "held-out"}, {}, "clients-used has no effect"),
+        ({"held-out-clients": 0.5, "held_out_clients": 0.5}, {}, "given twice, with - and with _"),
         ({}, {"seeds": 1}, "seeds"),
         ({}, {"steps": 0}, "steps"),
     ]
