@@ -135,7 +135,7 @@ def predictions_of(
         trained_names = set(map(str, trained.names.tolist()))
         unknown = [name for name in population.names.tolist() if str(name) not in trained_names]
         raise ValueError(
-            f"client {unknown[0]!r} took no part in the run ({len(unknown)} such clients), which "
+            f"client {unknown[0]!r} took no part in the run ({len(unknown)} such in all), which "
             "published no model that a new client could predict with: `start_new_clients` gives "
             "new clients a state"
         )

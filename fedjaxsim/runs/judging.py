@@ -48,7 +48,7 @@ def judged(
     published = sim.algorithm.warm_start.published(state.shared) is not None
     if not took_part.any() and not published:
         raise ValueError(
-            f"client {str(names[0])!r} took no part in the run ({len(names)} such clients), which "
+            f"client {str(names[0])!r} took no part in the run ({len(names)} such in all), which "
             "published no model that judges rows of new clients"
         )
     judged_split, judged_rows = (split, run) if rows is None else ("train", rows)
@@ -60,7 +60,7 @@ def judged(
         groups = {str(name): str(group) for name, group in by.items()}
         without = [name for name in names[count > 0].tolist() if name not in groups]
         if without:
-            raise ValueError(f"client {without[0]!r} has no group ({len(without)} such clients)")
+            raise ValueError(f"client {without[0]!r} has no group ({len(without)} such in all)")
     models: list[Judged] = []
     if took_part.any():
         models.append(PERSONAL)
