@@ -103,14 +103,15 @@ class Child:
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         self._words: list[str] = []
-        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._read, self._hear)]
+        # The second one waits for the first, which has to run by then.
+        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._hear, self._read)]
         for thread in self._threads:
             thread.start()
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
             self._lines.put(line)
-        self._threads[1].join(1)  # its last words
+        self._threads[0].join(10)  # its last words
         self._lines.put("")
 
     def _hear(self) -> None:
