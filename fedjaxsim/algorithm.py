@@ -16,7 +16,7 @@ import optax
 from jax import dtypes
 
 from fedjaxsim.data.minibatches import ClientData
-from fedjaxsim.factories import made_by
+from fedjaxsim.factories import made_by, maker
 from fedjaxsim.hyperparameters import (
     Declarations,
     HyperparameterCheck,
@@ -361,10 +361,11 @@ class Algorithm(NamedTuple):
     at_work: AtWork | None = None
 
     def __repr__(self) -> str:
-        """Name its factory with settings, the hyperparameters with their defaults, and the task."""
+        """Name its functions' factories, the hyperparameters with their defaults, and the task."""
         adds_up = "; noise adds up in the server's state" if self.noise_adds_up else ""
+        parts = f"clients by {made_by(self.client)}, server by {maker(self.server)}"
         return "\n".join([
-            f"Algorithm {made_by(self.client)}{adds_up}",
+            f"Algorithm: {parts}{adds_up}",
             f"  reads {defaults_in_words(self.hyperparameters)}",
             f"  {self.task!r}",
         ])  # fmt: skip

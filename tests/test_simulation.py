@@ -182,7 +182,10 @@ def test_parts_show_what_made_them_and_what_they_read():
     algorithm = pmtl(task, message="update", pull="rows")
     first, second, third = repr(algorithm).splitlines()
     made_by = "pmtl(local_optimizer='sgd', message='update', pull='rows')"
-    assert first == f"Algorithm {made_by}; noise adds up in the server's state"
+    by = f"clients by {made_by}, server by server_step"
+    assert first == f"Algorithm: {by}; noise adds up in the server's state"
+    mine = fjs.fedavg(task)._replace(server=lambda *args: args[0])
+    assert "server by test_parts_show" in repr(mine).splitlines()[0]
     assert second.startswith("  reads learning_rate (0.1, or 1/L on bounded rows), ")
     assert third == f"  {of_task}"
     assert repr(gaussian()) == "Mechanism gaussian\n  reads clip (inf), noise_multiplier (0.0)"

@@ -180,7 +180,7 @@ def _scheme_of(
     if p is None and kind in ("poisson", "cyclic"):
         raise SettingError(Name("sampling_rate"), f" must be given for {kind} sampling, got none")
     if p is not None:
-        checks.in_range(f"[{2.0**-32}, 1]", sampling_rate=p)
+        checks.in_range("[2.33e-10, 1]", sampling_rate=p)  # 2^-32, the finest coin
     assumed = []
     if m is None:
         if capacity is not None:

@@ -216,10 +216,7 @@ def log_finished(
     loggers: Mapping[str, Factory], config: RunConfig, path: Path, records: Sequence[Record]
 ) -> None:
     """Forward the records of a finished run, each once; a logger that cannot begin is warned of."""
-    end = records[-1]["round"]
-    for name, factory in loggers.items():
-        if callbacks.last_step(_steps(path, name)) >= end:
-            continue
+    for name, factory in unlogged(loggers, path, records[-1]["round"]).items():
         store.make_folder(path)
         try:
             [log] = logs_of({name: factory}, config, path)
@@ -230,6 +227,15 @@ def log_finished(
             log.open(closing)
             for record in records:
                 log.add(record)
+
+
+def unlogged(loggers: Mapping[str, Factory], path: Path, end: int) -> dict[str, Factory]:
+    """Return the loggers that have not written the last step, which is `end`."""
+    return {
+        name: factory
+        for name, factory in loggers.items()
+        if callbacks.last_step(_steps(path, name)) < end
+    }
 
 
 def _steps(path: Path, logger: str) -> Path:

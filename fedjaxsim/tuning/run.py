@@ -34,7 +34,7 @@ from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_user_code, draws_of, versions
 from fedjaxsim.runs.directory import OTHER_DATA, other_results
-from fedjaxsim.runs.execute import logs_of
+from fedjaxsim.runs.execute import logs_of, unlogged
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
 from fedjaxsim.runs.settings import RunConfig, flag
@@ -237,6 +237,8 @@ def prepare_tuning(
     }
     if saved and saved["data_fingerprint"] != data:
         raise other_results(path, "tuning", {}, {}, OTHER_DATA)
+    if saved and saved.get("stopped") not in (None, STOPPED):
+        loggers = unlogged(loggers, path, len(measured) - 1)
     stale = (PATH_JSON, TUNED, LOGS) if overwrite else ()
     make_directory(path, stale, "tuning", overwrite=overwrite)
     return Tuning(
