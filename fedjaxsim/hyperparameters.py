@@ -257,11 +257,12 @@ Declarations = tuple[Hyperparameter, ...]
 
 
 def reads(
-    *records: Hyperparameter | Callable[..., Iterable[Hyperparameter]],
+    *records: Hyperparameter | Callable[..., Any],
 ) -> Callable[[Callable[_P, _Part]], Callable[_P, _Part]]:
     """Declare the hyperparameters that the part made by a factory reads, its `hyperparameters`.
 
-    A function among `records` returns those that the factory's keyword arguments decide on.
+    A function among `records` returns those that the factory's keyword arguments decide on, and
+    another factory stands for what it reads itself, with the arguments that both take.
 
     Example:
       >>> @fjs.reads(fjs.PULL)
@@ -295,7 +296,13 @@ def declared_by(factory: Callable[..., Any], *args: Any, **kwargs: Any) -> Decla
     call.apply_defaults()
     declared: list[Hyperparameter] = []
     for record in getattr(factory, "declared", ()):
-        declared += [record] if isinstance(record, Hyperparameter) else record(**call.arguments)
+        if isinstance(record, Hyperparameter):
+            declared.append(record)
+        elif hasattr(record, "declared"):
+            both = inspect.signature(record).parameters.keys() & call.arguments.keys()
+            declared += declared_by(record, **{name: call.arguments[name] for name in both})
+        else:
+            declared += record(**call.arguments)
     return tuple(dict.fromkeys(declared))
 
 

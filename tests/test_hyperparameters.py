@@ -172,6 +172,13 @@ def test_an_algorithm_of_ones_own_declares_what_it_reads():
     assert declared_by(mine) == (RATE,)
     assert declared_by(mine, heavy=True) == (RATE, WEIGHT)
     assert declared_by(lambda task: task) == ()
+
+    @reads(mine, CLIP_NORM)
+    def on_mine(task, heavy=True):
+        return mine(task, heavy=heavy)
+
+    assert declared_by(on_mine) == (RATE, WEIGHT, CLIP_NORM)
+    assert on_mine(TASK, heavy=False).hyperparameters == (RATE, CLIP_NORM)
     sim = simulation(mine(TASK, heavy=True))
     assert set(sim.hyperparameters(weight=2.0)) == {"rate", "weight", *NOISE}
 
