@@ -30,9 +30,7 @@ def not_a_run(path: Path, file: str) -> FileNotFoundError:
         return FileNotFoundError(f"no directory {path}")
     for name, kind in KINDS.items():
         if kind != "run" and (path / name).exists():
-            return FileNotFoundError(
-                f"{path} holds a {kind}, where the directory of a run is asked"
-            )
+            return FileNotFoundError(f"{path} holds a {kind}: give the directory of a run")
     runs = sorted(config.parent for config in path.glob("*/config.toml"))
     if runs:
         return FileNotFoundError(f"{path} holds several runs: give one of them, as {runs[0]}")

@@ -42,7 +42,7 @@ from fedjaxsim.runs import build
         ("run --logger wandbb --out r", "got 'wandbb' (did you mean 'wandb'?)"),
         ("sweep --seeds 2 --seed secret --out s", "seeds and seed secret exclude each other"),
         ("sweep --lam 1,2 --seed secret --out s", "seed secret is for a run to publish"),
-        ("run --from a --out r", "a holds a tuning, where the directory of a run is asked"),
+        ("run --from a --out r", "a holds a tuning: give the directory of a run"),
         ("resume .", ". holds several runs: give one of them, as two"),
         ("run b.toml", "b.toml: seeds belongs on the command line, not in a file"),
         ("resume r --roundz 1", "unknown flag 'roundz' (did you mean 'rounds'?)"),
