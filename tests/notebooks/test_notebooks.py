@@ -44,11 +44,12 @@ def run_cell(source, module):
     """Run a cell as a kernel does: show the value it ends with, and draw its open figures."""
     lines = [line for line in source.splitlines() if not line.startswith("%matplotlib")]
     tree, last = ast.parse("\n".join(lines)), ast.Constant(None)
-    if isinstance(shown := tree.body[-1], ast.Expr):
+    if isinstance(end := tree.body[-1], ast.Expr):
         del tree.body[-1]
-        last = shown.value
+        last = end.value
     exec(compile(tree, module.__name__, "exec"), vars(module))
-    value = eval(compile(ast.Expression(last), module.__name__, "eval"), vars(module))
+    shown = ast.fix_missing_locations(ast.Expression(last))
+    value = eval(compile(shown, module.__name__, "eval"), vars(module))
     getattr(value, "_repr_html_", value.__repr__)()
     for number in plt.get_fignums():
         plt.figure(number).canvas.draw()
