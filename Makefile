@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 export MPLBACKEND := Agg
 
-.PHONY: test test-all lint types unit quick thorough whole compiled demo docs release clean
+.PHONY: test test-all lint types unit quick thorough compiled demo docs release clean
 
 # Every capability and every law once; test-all adds types, repetitions, features together and the site.
 test: lint unit
 
 # Types and pages take the cores that tests leave while they wait for processes.
-test-all: lint $(VENV)/docs-ready
-	$(MAKE) --jobs=3 whole types docs
+test-all: test $(VENV)/docs-ready
+	$(MAKE) --jobs=3 thorough types docs
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -34,10 +34,6 @@ quick: $(VENV)/ready
 
 thorough: $(VENV)/ready
 	$(PYTEST) -m thorough
-
-# Both at once: a file's quick and thorough tests share what they have set up.
-whole: $(VENV)/ready
-	$(PYTEST)
 
 # Every system, compiled for a TPU that is not there.
 compiled: $(VENV)/ready
