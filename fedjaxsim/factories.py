@@ -9,7 +9,6 @@ command of the program is a function whose keyword arguments are its flags.
 import contextlib
 import dataclasses
 import decimal
-import functools
 import inspect
 import math
 import pkgutil
@@ -216,25 +215,28 @@ def gathered(factory: Factory, values: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-@functools.cache
 def _options_of(factory: Factory) -> dict[str, type[Options]]:
     """Return the arguments of a factory that are `Options`, with their types."""
     hints = {name: hint for name, (hint, *_) in _hints(factory).items() if name != "return"}
     return {n: of for n, of in hints.items() if inspect.isclass(of) and issubclass(of, Options)}
 
 
-def maker(function: Any) -> str:
-    """Return the name of the factory that made a part's function, or of the function."""
+def _innermost(function: Any) -> Any:
+    """Return the function that partial ones call."""
     while hasattr(function, "func"):
         function = function.func
+    return function
+
+
+def maker(function: Any) -> str:
+    """Return the name of the factory that made a part's function, or of the function."""
+    function = _innermost(function)
     return getattr(function, "__qualname__", type(function).__name__).partition(".<locals>")[0]
 
 
 def made_by(function: Any) -> str:
     """Return the factory that made a part's function, with its settings that the function reads."""
-    name, values = maker(function), dict[str, Any]()
-    while hasattr(function, "func"):
-        function = function.func
+    function, name, values = _innermost(function), maker(function), dict[str, Any]()
     factory = getattr(function, "__globals__", {}).get(name)
     if inspect.isfunction(factory):
         values = inspect.getclosurevars(function).nonlocals
@@ -249,10 +251,10 @@ def settings_of(factory: Factory, supplied: Sequence[str] = ()) -> dict[str, Set
     """
     hints = _hints(factory)
     texts = described(inspect.getdoc(factory) or "")
-    settings = {}
+    options, settings = _options_of(factory), dict[str, Setting]()
     for name, parameter in inspect.signature(factory).parameters.items():
-        if name in _options_of(factory):
-            settings |= settings_of(_options_of(factory)[name])
+        if name in options:
+            settings |= settings_of(options[name])
             continue
         kind, text, limits = hints.get(name, (None, "", None))
         plain = _plain(kind)

@@ -112,6 +112,17 @@ def test_help_is_that_of_the_docstring_or_of_the_type():
     assert described("One line.") == {}
 
 
+def test_a_factory_may_be_an_object_without_a_hash():
+    @dataclasses.dataclass
+    class Times:
+        by: float
+
+        def __call__(self, value, plus=1.0):
+            return self.by * value + plus
+
+    assert make(Times(3.0), 2.0, supplied={"plus": 0.5, "minus": 9.0}) == 6.5
+
+
 def test_a_factory_is_called_with_what_it_takes_of_what_is_supplied():
     supplied = {"num_clients": 7, "sizes": [1, 2]}
     assert make(part, "task", supplied=supplied, cohort=2) == ("task", 2, 7)

@@ -159,11 +159,8 @@ class Sweep:
         name = f"{folder.parent.name}-{folder.name}" if self.chooses else folder.name
         for run in self.directory.runs() if self.loggers else ():
             rows = [{k: v for k, v in row.items() if k not in settings} for row in run.rows]
-            config, path = (
-                self.plan.runs[int(run.name)],
-                folder / LOGS / f"{name}-{run.name}",
-            )
-            log_finished(self.loggers, config, path, rows)
+            path = folder / LOGS / f"{name}-{run.name}"
+            log_finished(self.loggers, self.plan.runs[int(run.name)], path, rows)
 
     def _draw(self, runs: list[Run], best: Best, experiments: dict[int, Experiment]) -> None:
         if missing("plots") is not None:
