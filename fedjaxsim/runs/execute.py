@@ -375,9 +375,12 @@ def _guarantee(
     report = simulation.guarantee(state, experiment.delta, planned=planned, later=later)
     if released <= done:
         return report
-    state, more = simulation.announce(state), experiment.planned(done, released)
-    charges = ledger.charged(state.privacy)
-    place = [charge[:2] for charge in charges].index(more[:2])
+    more, privacy = experiment.planned(done, released), simulation.announce(state).privacy
+    if any(event.releases for _, event in simulation.accounts):
+        privacy = ledger.drew(privacy, state.key, released - 1)
+    charges = ledger.charged(privacy)
+    # Earlier stages may have an account of the same kind, whose rounds come in their own order.
+    place = max(number for number, charge in enumerate(charges) if charge[:2] == more[:2])
     counts = collections.Counter[tuple[float, float]]()
     for z, p, rounds in (*charges[place].entries, *more.entries):
         counts[z, p] += rounds
@@ -386,10 +389,9 @@ def _guarantee(
     if experiment.evaluations is not None:
         most = (released - done) // experiment.config.eval_every + 2
         charges.append(experiment.evaluations.spend(simulation.num_clients, most))
-    draws = report.draws and (*report.draws[:-1], report.draws[-1]._replace(rounds=released))
     report_of_released = guarantees_of(
-        charges, experiment.delta, draws=draws,
-        assumed=report.assumed, limit=state.privacy.limit, left=max(released, planned) - done,
+        charges, experiment.delta, draws=ledger.drawn(privacy),
+        assumed=report.assumed, limit=privacy.limit, left=max(released, planned) - done,
         later=later,
     )  # fmt: skip
     return report_of_released.assuming(

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import hypothesis
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -26,6 +28,8 @@ from support.several import PROGRAM, environment
 
 from fedjaxsim import store
 from fedjaxsim.engine.checkpoint import CheckpointFolder
+from fedjaxsim.privacy import ledger
+from fedjaxsim.privacy.accounting import gaussian
 from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import PrivacySpend
 from fedjaxsim.privacy.guarantee import report
@@ -254,6 +258,30 @@ def test_a_stage_does_not_start_from_less_than_was_released(experiment, tmp_path
             start_from(directory.path, experiment)
         run(experiment, directory)
     assert start_from(directory.path, experiment)[1][0]["rounds"] == 6
+
+
+def test_rounds_that_a_stage_lost_by_a_kill_are_rounds_of_that_stage():
+    """Of groups in turn: two stages of 4 and 2 rounds have 2 + 1 turns, one of 6 rounds has 2."""
+    in_turn = {"sampling": "groups", "groups": 3, "noise_multiplier": 4.0}
+    settings = {"data": "synthetic", "clients": 6, "loss": "squared", "learning_rate": 0.01}
+    experiment = prepare(run_config(**settings, **in_turn, local_steps=1, rounds=4))
+    simulation, first = experiment.simulation, experiment.init()
+    [account], [entry] = simulation.accounts, experiment.planned(0, 1).entries
+    privacy = first.privacy
+    for number in range(4):
+        privacy = ledger.drew(privacy, first.key, number)
+        privacy = ledger.update(
+            privacy,
+            *account,
+            lambda charges, number=number: ledger.charge(charges, *entry[:2], number),
+        )
+    done = dataclasses.replace(first, round=jnp.int32(4), privacy=privacy)
+    stage = simulation.start_from(done, experiment.hparams)
+    killed = execution._guarantee(experiment, stage, planned=4, released=2)
+    expected = gaussian.epsilon(experiment.delta, math.sqrt(2 + 1) / 4)
+    assert killed.find("zero_out").epsilon == pytest.approx(expected, rel=1e-6)
+    drawn = [ledger.hex_digest(ledger.key_digest(state.key)) for state in (first, stage)]
+    assert killed.draws == tuple(zip(drawn, (4, 2), strict=True))
 
 
 @pytest.mark.thorough
