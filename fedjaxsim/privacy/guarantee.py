@@ -48,6 +48,7 @@ _FEW = 64
 """Number of different rounds that `rdp_epsilon` prices one by one; more are merged."""
 _COARSE = 4.0
 """Grid of `coarse_epsilon`; see `composition.profiles`."""
+_NOT_BEGUN = "a stage that protects examples has not begun, so its noise is not known"
 _MEANINGS = {
     "zero_out": "one client's messages become zero (the numbers of add/remove)",
     "replace": "one client's whole data is replaced",
@@ -406,9 +407,11 @@ def _costly(charges: Sequence[PrivacySpend], unit: Unit) -> list[PrivacySpend]:
 
 
 def _with_rounds(charged: PrivacySpend, more: int) -> PrivacySpend:
-    """Return charges with more rounds like the last ones."""
-    *earlier, last = charged.entries
-    return charged._replace(entries=(*earlier, last._replace(rounds=last.rounds + more)))
+    """Return charges with more rounds like the costliest ones, as the last stage's may be."""
+    costliest = min(charged.entries)
+    entries = [entry for entry in charged.entries if entry is not costliest]
+    more_of_it = costliest._replace(rounds=costliest.rounds + more)
+    return charged._replace(entries=(more_of_it, *entries))
 
 
 def _of_examples(
@@ -499,6 +502,7 @@ def report(
     """
     check_delta(delta)
     examples, costly = _costly(charges, "example"), _costly(charges, "client")
+    number = sum(charged.event.unit == "example" for charged in charges)
     charges = [charged for charged in charges if charged.event.unit == "client"]
     released = [charged for charged in charges if charged.event.releases]
     if len(released) < len(charges) and costly:
@@ -540,6 +544,7 @@ def report(
     if limit is not None and left is None:
         why = "the run may stop by its releases, and how many rounds were planned is not known"
     if left:
+        why = why or _NOT_BEGUN * (number > len(examples))
         examples, minibatches = [_with_rounds(charged, left) for charged in examples], None
     of_silos = [charged for charged in examples if isinstance(charged.event, Examples)]
     silos = epsilons(of_silos, minibatches, also) if of_silos else None

@@ -216,6 +216,20 @@ def test_examples_of_a_run_that_may_stop_are_charged_for_what_was_planned():
     assert early < 0.6 * full
 
 
+def test_rounds_left_of_a_stage_have_the_least_noise_of_any_stage():
+    """The first and the third stage had z = 2; five rounds of it were said to have z = 20."""
+    spent = charge([10], 2.0, 3)
+    [entry] = spent.entries
+    stages = spent._replace(entries=(entry, Entry(20.0, 1.0, 3)))
+    all_rounds = spent._replace(entries=(entry._replace(rounds=3 + 5), Entry(20.0, 1.0, 3)))
+    stopped, whole = report([stages], 1e-3, left=5), report([all_rounds], 1e-3)
+    assert of_examples(stopped).epsilon == of_examples(whole).epsilon
+    begins = charge([10], 2.0, 0, size=5)._replace(entries=())
+    unknown = of_examples(report([spent, begins], 1e-3, left=5))
+    assert unknown.epsilon is None
+    assert "not known" in unknown.reason
+
+
 def one_example(target, devices, z):
     """The models of two clients after a step, if the last row of the first has this target."""
     rows = [{"x": np.ones((8, D), np.float32), "y": np.zeros(8, np.float32)} for _ in range(2)]
