@@ -20,6 +20,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
+from fedjaxsim.own_code import layers_of
+
 Count = Annotated[int, range(1, 2**31)]
 """A whole number from 1 on, as a type of an argument: its range says what it may be."""
 Factory = Callable[..., Any]
@@ -221,22 +223,16 @@ def _options_of(factory: Factory) -> dict[str, type[Options]]:
     return {n: of for n, of in hints.items() if inspect.isclass(of) and issubclass(of, Options)}
 
 
-def _innermost(function: Any) -> Any:
-    """Return the function that partial ones call."""
-    while hasattr(function, "func"):
-        function = function.func
-    return function
-
-
 def maker(function: Any) -> str:
     """Return the name of the factory that made a part's function, or of the function."""
-    function = _innermost(function)
+    *_, function = layers_of(function)
     return getattr(function, "__qualname__", type(function).__name__).partition(".<locals>")[0]
 
 
 def made_by(function: Any) -> str:
     """Return the factory that made a part's function, with its settings that the function reads."""
-    function, name, values = _innermost(function), maker(function), dict[str, Any]()
+    *_, function = layers_of(function)
+    name, values = maker(function), dict[str, Any]()
     factory = getattr(function, "__globals__", {}).get(name)
     if inspect.isfunction(factory):
         values = inspect.getclosurevars(function).nonlocals

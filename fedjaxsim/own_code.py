@@ -42,9 +42,19 @@ def own_modules(part: Any) -> list[str]:
 
 def is_own(function: Any) -> bool:
     """Return whether a user wrote a function, whatever it closes over."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return not _is_library(*_module_of(function))
+    return not all(_is_library(*_module_of(layer)) for layer in layers_of(function))
+
+
+def layers_of(function: Any) -> Iterator[Any]:
+    """Yield a callable, and the ones that partial, bound and compiled ones call in turn."""
+    while function is not None:
+        yield function
+        if isinstance(function, types.FunctionType):  # what it wraps is called by its own code
+            return
+        if isinstance(function, functools.partial):
+            function = function.func
+        else:
+            function = getattr(function, "__func__", getattr(function, "__wrapped__", None))
 
 
 def defined_at(part: Any) -> str | None:

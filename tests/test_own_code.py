@@ -18,8 +18,9 @@ from support.problems import classification
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.program import mechanism_of_run
+from fedjaxsim.factories import maker
 from fedjaxsim.kernels.primitives import ImpureError
-from fedjaxsim.own_code import code_run_by, own_modules
+from fedjaxsim.own_code import code_run_by, is_own, own_modules
 
 POPULATION, TASK = classification([3] * 20)
 BASE = fjs.gaussian()
@@ -75,6 +76,30 @@ def test_code_is_its_authors_however_it_is_wrapped(function):
     assert own_modules(BASE._replace(add=function)) == expected
     # A function of the package that holds it, as in `mechanism_of_run`.
     assert own_modules(mechanism_of_run(BASE._replace(add=function), ())) == expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """Says that it wraps a function of the package."""
+
+    rate: float
+
+    def __call__(self, *args):
+        return args
+
+
+def test_the_author_and_the_maker_of_a_function_follow_from_one_rule():
+    by_hand = Applied(0.1)
+    assert is_own(functools.update_wrapper(lambda *args: args, ADD))
+    for function in (
+        mine, jax.jit(mine), functools.partial(jax.jit(mine), 1), Mine().add, Mine(), by_hand,
+        jax.jit(functools.partial(mine, 1)),
+    ):  # fmt: skip
+        assert is_own(function)
+    for function in (ADD, jax.jit(ADD), functools.partial(ADD, mine), jax.jit(jnp.add)):
+        assert not is_own(function)  # whatever it is given
+    assert maker(functools.partial(jax.jit(Mine().add), 1)) == "Mine.add"
+    assert maker(by_hand) == "Applied"
 
 
 def test_the_package_and_libraries_are_nobodys():
