@@ -15,6 +15,14 @@ from fedjaxsim.algorithms.pmtl import pmtl
 from fedjaxsim.data.minibatches import Minibatches
 from fedjaxsim.data.synthetic import regression_stream
 from fedjaxsim.privacy.mechanisms import gaussian
+from fedjaxsim.privacy.mechanisms.transforms import (
+    Transform,
+    chosen_coordinates,
+    quantization,
+    random_coordinates,
+    random_projection,
+    transformed,
+)
 from fedjaxsim.privacy.samplers import Sampling, full_participation, poisson
 from fedjaxsim.simulation import Simulation, SimulationState
 from fedjaxsim.tasks.task import known_regression
@@ -189,8 +197,21 @@ def test_parts_show_what_made_them_and_what_they_read():
     assert second.startswith("  reads learning_rate (0.1, or 1/L on bounded rows), ")
     assert third == f"  {of_task}"
     assert repr(gaussian()) == "Mechanism gaussian\n  reads clip (inf), noise_multiplier (0.0)"
+    for transform, name in (
+        (quantization(0.5), "quantization(step=0.5)"),
+        (random_coordinates(3), "random_coordinates(size=3)"),
+        (chosen_coordinates([1, 4]), "chosen_coordinates of 2"),
+        (_signs(), "_signs()"),
+    ):
+        encoded = transformed(transformed(gaussian(), random_projection(2)), transform)
+        behind = f"Mechanism gaussian behind {name}, random_projection(size=2)"
+        assert repr(encoded).splitlines()[0] == behind
     mine = gaussian()._replace(hyperparameters=(fjs.Hyperparameter("width"),))
     assert repr(mine).splitlines()[1] == "  reads width (required)"
+
+
+def _signs():
+    return Transform(lambda message, key: jnp.sign(message), lambda encoded, *_: encoded)
 
 
 def _of_mine(sim):

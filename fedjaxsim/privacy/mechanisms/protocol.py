@@ -176,6 +176,8 @@ class Mechanism(NamedTuple):
       num_clients: m, if the mechanism fits one number of clients only; else None.
       public: sentences that each guarantee names, on how messages are summed and on numbers that
         may be computed from private data but are taken as public; see `Algorithm`.
+      transforms: the public transforms that a message goes through before `add` bounds it, in their
+        order, in words.
       adds_chunks: whether `add` gets a whole chunk of messages even where clients run one after
         another: it pays where the messages of a chunk are one matrix product.
 
@@ -195,10 +197,13 @@ class Mechanism(NamedTuple):
     num_clients: int | None = None
     public: tuple[str, ...] = ()
     adds_chunks: bool = False
+    transforms: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """Name its cost and the hyperparameters with their defaults."""
-        return f"Mechanism {self.event.kind}\n  reads {defaults_in_words(self.hyperparameters)}"
+        """Name its cost, its transforms, and the hyperparameters with their defaults."""
+        behind = f" behind {', '.join(self.transforms)}" if self.transforms else ""
+        reads = defaults_in_words(self.hyperparameters)
+        return f"Mechanism {self.event.kind}{behind}\n  reads {reads}"
 
 
 def stamped(mechanism: Mechanism) -> Mechanism:

@@ -17,6 +17,7 @@ from jax.tree_util import register_dataclass
 from numpy.typing import ArrayLike
 
 from fedjaxsim import checks
+from fedjaxsim.factories import made_by
 from fedjaxsim.hyperparameters import Hyperparameters
 from fedjaxsim.kernels import threefry
 from fedjaxsim.kernels.primitives import check_alone
@@ -36,11 +37,13 @@ class Transform(NamedTuple):
       encode: `(message, key) -> encoded`, of one client; the key is public, one for each round.
       decode: `(encoded, message, key) -> message`, of the release; `message` is a pytree of shapes.
       public: sentences on what is taken as public, which each guarantee names.
+      name: the transform in words; by default the factory of `encode`.
     """
 
     encode: Callable[[PyTree, jax.Array], PyTree]
     decode: Callable[[PyTree, PyTree, jax.Array], PyTree]
     public: tuple[str, ...] = ()
+    name: str = ""
 
 
 @register_dataclass
@@ -131,7 +134,10 @@ def transformed(
         )
 
     public = (*mechanism.public, *transform.public)
-    changed = mechanism._replace(init=init, zero=zero, add=add, release=release, public=public)
+    changed = mechanism._replace(
+        init=init, zero=zero, add=add, release=release, public=public,
+        transforms=(transform.name or made_by(transform.encode), *mechanism.transforms),
+    )  # fmt: skip
     return base.stamped(changed) if is_stamped(mechanism) else changed
 
 
@@ -189,7 +195,8 @@ def chosen_coordinates(indices: ArrayLike) -> Transform:
     if not valid or np.any(positions < 0) or np.unique(positions).size < positions.size:
         raise ValueError(f"indices must be distinct positions (k,) from 0 on, got {indices!r}")
     least = int(positions.max()) + 1
-    return _of_coordinates(least, lambda count, key: positions)._replace(public=(_CHOSEN,))
+    chosen = _of_coordinates(least, lambda count, key: positions)
+    return chosen._replace(public=(_CHOSEN,), name=f"chosen_coordinates of {len(positions)}")
 
 
 def random_coordinates(size: int) -> Transform:
@@ -199,9 +206,10 @@ def random_coordinates(size: int) -> Transform:
     rounds on average.
     """
     checks.count(size=size)
-    return _of_coordinates(
+    drawn = _of_coordinates(
         size, lambda count, key: jnp.argsort(threefry.bits(key, (count,)))[:size]
     )
+    return drawn._replace(name=f"random_coordinates(size={size})")
 
 
 def _of_coordinates(least: int, places: Callable[[int, jax.Array], Any]) -> Transform:
