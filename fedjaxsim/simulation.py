@@ -234,7 +234,13 @@ class Simulation(Fixed):
             once.of(measure_with(self.task)),
             self.minibatches,
             plan_of(
-                workload_of(self.task, self.population, self.sampling, self.minibatches),
+                workload_of(
+                    self.task,
+                    self.population,
+                    self.sampling,
+                    self.minibatches,
+                    (self.chunk_size, self.chunk_map),
+                ),
                 backend.current(self.devices),
                 self.chunk_size,
                 self.chunk_map,

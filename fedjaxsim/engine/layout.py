@@ -233,7 +233,8 @@ class Workload(NamedTuple):
         epoch; 1 if all clients take as many.
       repeats: epochs of a round, or its local steps.
       model_bytes: bytes of one client's model.
-      multiplications: of matrix products and convolutions in a local step.
+      multiplications: of matrix products and convolutions in a local step; 0 if a user gives
+        chunks, which do not follow from them.
       row_lengths: the numbers in a row of each field that is a table.
     """
 
@@ -247,9 +248,13 @@ class Workload(NamedTuple):
 
 
 def workload_of(
-    task: Task, population: Population, sampling: Sampling, minibatches: Minibatches
+    task: Task,
+    population: Population,
+    sampling: Sampling,
+    minibatches: Minibatches,
+    given: Given = (None, None),
 ) -> Workload:
-    """Return the facts about a run.
+    """Return the facts about a run whose user gave the size and the map of chunks, if any.
 
     They are public numbers, or a client's rounding would follow from other clients' numbers of
     rows.
@@ -261,7 +266,7 @@ def workload_of(
         most_steps=1 if epochs is None else -(-population.bound("train") // size),
         repeats=epochs or minibatches.steps or 1,
         model_bytes=bytes_of(jax.eval_shape(task.init, jax.random.key(0))),
-        multiplications=multiplications(task, population, size),
+        multiplications=0 if any(given) else multiplications(task, population, size),
         row_lengths=tuple(f.shape[1] for f in population.fields.values() if f.ndim == 2),
     )
 

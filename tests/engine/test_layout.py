@@ -512,6 +512,20 @@ def test_a_cpu_chooses_by_cohort_model_and_rows(counts, rate, model, map_, size)
     assert plan_of(workload, CPU, chunk_size=5).chunk_size == 5
 
 
+@pytest.mark.parametrize(("chunks", "traced"), [({}, 1), ({"chunk_map": "scan"}, 0)])
+def test_a_loss_is_traced_for_the_plan_unless_a_user_gives_chunks(chunks, traced):
+    losses, task = [], softmax(linear_model((2,), 2), 2)
+
+    def loss(params, batch):
+        losses.append(batch)
+        return task.loss(params, batch)
+
+    fields = {"x": np.zeros((4, 2)), "y": np.zeros(4, np.int32)}
+    parts = Population.from_flat(fields, [2, 2]), poisson(1.0), Minibatches(2, epochs=1)
+    Simulation(fedavg(task._replace(loss=loss, linear=None)), *parts, **chunks)
+    assert len(losses) == traced
+
+
 def test_the_layout_follows_from_the_public_bound_and_not_from_a_clients_rows():
     def chosen(longest, max_rows):
         counts = [5] * 399 + [longest]
