@@ -5,6 +5,7 @@ JAX is not imported: comparing finished runs needs none.
 
 import math
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 Record = dict[str, Any]
@@ -37,7 +38,7 @@ class DivergingWarning(UserWarning):
 
 def is_finite(value: Any) -> bool:
     """Return whether a value is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def failures(rows: Sequence[Record]) -> Iterator[bool]:

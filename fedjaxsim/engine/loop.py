@@ -132,7 +132,7 @@ def _mean(segment: Segment, name: str) -> Any:
     total = weights.sum(axis=0)
     # An empty cohort has no mean.
     mean = np.sum(weights * np.where(weights > 0, values, 0.0), axis=0) / np.maximum(total, 1)
-    return np.where(total > 0, mean, np.nan)
+    return np.where(total > 0, mean, np.nan)[()]  # a number, and no array, of one run
 
 
 def rows_of(columns: Mapping[str, Any], size: int | None) -> list[Record]:

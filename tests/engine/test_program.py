@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import threading
 from typing import Any
 
 import chex
@@ -113,7 +114,6 @@ def test_the_program_of_an_accelerator_gives_the_same_numbers(
         chex.assert_trees_all_close(*found, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:this run diverges")  # with noise that is large
 def test_segments_are_rounds_are_one_run(shared_pmtl):
     sim = shared_pmtl
     hparams = sim.hyperparameters(**PRIVATE)
@@ -211,6 +211,25 @@ def test_epsilon_inside_jit_bounds_the_reported_one(shared_pmtl):
 
 
 @pytest.mark.filterwarnings("ignore:this run diverges")  # with noise that is large
+def test_programs_of_a_thread_that_another_test_left_at_work_do_not_count():
+    begun = threading.Event()
+
+    def late():
+        begun.wait()
+        jax.jit(lambda x: x + 2)(0)
+
+    left = threading.Thread(target=late)
+    left.start()
+    with compilations() as here:
+        begun.set()
+        left.join()
+        assert not here
+        of_test = threading.Thread(target=lambda: jax.jit(lambda x: x + 3)(0))
+        of_test.start()
+        of_test.join()
+    assert len(here) == 1
+
+
 def test_hyperparameters_seeds_and_cohorts_do_not_recompile(shared_pmtl):
     sim = shared_pmtl
     kinds = [float, np.float32, np.float64, jnp.float32, np.asarray, jnp.asarray]

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import itertools
 import os
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -251,12 +252,16 @@ def bits(leaf):
 
 @contextlib.contextmanager
 def compilations():
-    """A list that grows by one entry for every program that XLA compiles meanwhile."""
-    seen = []
+    """A list that grows by one entry for every program that XLA compiles meanwhile.
+
+    Threads that an earlier test left at work, as an interrupted sweep does, do not count.
+    """
+    seen, others = [], {*threading.enumerate()} - {threading.current_thread()}
 
     def listen(event, duration_secs, **kwargs):
         del duration_secs, kwargs
-        if event == "/jax/core/compile/backend_compile_duration":
+        is_compiled = event == "/jax/core/compile/backend_compile_duration"
+        if is_compiled and threading.current_thread() not in others:
             seen.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
