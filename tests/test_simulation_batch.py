@@ -138,6 +138,7 @@ def test_a_run_that_diverges_changes_no_other():
         np.testing.assert_array_equal(a[:, [0, 2]], b[:, [0, 2]])
 
 
+@pytest.mark.usefixtures("every_program")
 def test_a_run_compiles_nothing_that_a_thread_has_compiled_nor_counts_its_seconds():
     shared, clocks = three(), []
     many = SimulationBatch(shared.simulation, shared.settings, devices=jax.devices()[:1])
@@ -157,6 +158,7 @@ def test_a_run_compiles_nothing_that_a_thread_has_compiled_nor_counts_its_second
     assert clocks[0] < 1e6
 
 
+@pytest.mark.usefixtures("every_program")
 @pytest.mark.thorough
 def test_settings_lie_on_all_devices_and_nothing_is_compiled_twice():
     many, sim = three(), three().simulation

@@ -58,6 +58,7 @@ def test_a_run_ends_before_the_round_that_would_exceed_its_budget(shared_full):
     assert int(sim.round(stage, hparams)[0].round) == 0
 
 
+@pytest.mark.usefixtures("every_program")
 def test_any_number_of_budgets_stages_and_sentences_compiles_each_program_once(shared_full):
     sim = shared_full
 

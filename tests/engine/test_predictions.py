@@ -50,6 +50,7 @@ def stored(population, values):
     return values[population.source_row]
 
 
+@pytest.mark.usefixtures("every_program")
 @pytest.mark.parametrize("name", ["pmtl", pytest.param("fedavg", marks=pytest.mark.thorough)])
 def test_a_linear_model_says_its_products(shared_pmtl, shared_fedavg, name):
     sim = {"pmtl": shared_pmtl, "fedavg": shared_fedavg}[name]
@@ -158,6 +159,7 @@ def in_units(population):
     return dataclasses.replace(population, columns=columns)
 
 
+@pytest.mark.usefixtures("every_program")
 def test_predictions_are_in_the_units_of_the_source(shared_pmtl):
     population, state, hparams = regression(shared_pmtl)
     scaled = in_units(population)

@@ -210,6 +210,7 @@ def test_epsilon_inside_jit_bounds_the_reported_one(shared_pmtl):
 # --- compilation, donation, transformations ----------------------------------------------------
 
 
+@pytest.mark.usefixtures("every_program")
 @pytest.mark.filterwarnings("ignore:this run diverges")  # with noise that is large
 def test_programs_of_a_thread_that_another_test_left_at_work_do_not_count():
     begun = threading.Event()

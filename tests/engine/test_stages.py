@@ -170,6 +170,7 @@ def test_a_stage_with_another_mechanism_adds_its_own_charge(ended):
     assert epsilon(free, done) == epsilons[1]
 
 
+@pytest.mark.usefixtures("every_program")
 def test_later_stages_and_sentences_compile_nothing(ended):
     sim, state = ended[pmtl]
     first = going_on(sim, sim.start_from(state, given(sim)), 1)

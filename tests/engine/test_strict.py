@@ -4,9 +4,18 @@ import contextlib
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.problems import classification, compilations, least_squares, read_by, simulation_of
+from support import compiling
+from support.problems import (
+    bits,
+    classification,
+    compilations,
+    least_squares,
+    read_by,
+    simulation_of,
+)
 
 from fedjaxsim import tasks
 from fedjaxsim.algorithms import SYSTEMS
@@ -88,3 +97,40 @@ def test_jax_takes_a_key_in_a_mapped_branch_for_one_that_is_used_twice():
     keys, takes = jax.random.split(jax.random.key(0)), np.array([True, False])
     with jax.debug_key_reuse(True), pytest.raises(jax.errors.KeyReuseError):
         jax.jit(jax.vmap(once))(takes, keys)
+
+
+MOVES = [
+    lambda: jnp.zeros(3),
+    lambda: jnp.ones((2, 3), bool),
+    lambda: jnp.full((2, 1), 7, jnp.uint32),
+    lambda: jnp.full(3, 2.0),
+    lambda: jnp.zeros(2, jax.random.key(0).dtype),
+    lambda: jnp.asarray(np.linspace(0, 1, 5)),
+    lambda: jnp.array(np.arange(6).reshape(2, 3)),
+    lambda: jnp.array([1, 2.5]),
+    lambda: jnp.array(jnp.arange(3)),
+    lambda: jnp.arange(4).astype(float),
+    lambda: jnp.int32(-1).astype(jnp.uint32),
+    lambda: jnp.arange(3).astype(jnp.bfloat16),
+    lambda: jnp.arange(3, dtype=float).astype(int),
+    lambda: jnp.arange(12).reshape(3, 4)[1:, 2],
+    lambda: jnp.arange(12).reshape(3, 4)[1:, ::2],
+    lambda: jnp.broadcast_to(jnp.arange(3), (2, 3)),
+    lambda: jnp.broadcast_to(jnp.arange(2)[:, None], (2, 3)),
+    lambda: jax.random.split(jax.random.key(0), 3)[1],
+    lambda: jax.device_put(jnp.zeros(4), jax.devices()[1])[1],
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("x64", [False, True])
+def test_what_tests_move_by_numpy_is_what_jax_moves(x64, monkeypatch):
+    def made():
+        arrays = [move() for move in MOVES]
+        about = [(each.aval, each.committed, each.sharding) for each in arrays]
+        return about, [bits(each) for each in arrays]
+
+    with jax.enable_x64(x64):
+        by_numpy = made()
+        monkeypatch.setattr(compiling, "moves_by_numpy", False)
+        assert made() == by_numpy

@@ -236,6 +236,12 @@ def unrolled(exact_noise):
         yield
 
 
+@pytest.fixture
+def every_program(monkeypatch):
+    """For tests that count programs: those that move numbers outside `jax.jit`, too."""
+    monkeypatch.setattr(compiling, "moves_by_numpy", False)
+
+
 @pytest.fixture(scope="module")
 def drawn():
     """For tests that are about pictures."""
