@@ -308,20 +308,20 @@ class Simulation(Fixed):
     def with_population(self, population: Population) -> Self:
         """Return the simulation on other data of as many clients, sharing compiled code.
 
-        If fields and rows agree in shapes and types, nothing is compiled again.
+        If fields and rows agree in shapes and types, nothing is compiled again, unless examples are
+        protected and clients have other numbers of rows.
         """
         if population.num_clients != self.num_clients:
             raise ValueError(
                 f"the population must have {self.num_clients} clients, got {population.num_clients}"
             )
         alike = adapted_alike(population, self.population)
-        if not alike or row_shapes(population.fields) != row_shapes(self.population.fields):
-            return dataclasses.replace(self, population=population)
-        other = copy.copy(self)
-        other._use(population)
-        if other.examples != self.examples:
-            raise ValueError("private examples need clients with the same numbers of rows")
-        return other
+        if alike and row_shapes(population.fields) == row_shapes(self.population.fields):
+            other = copy.copy(self)
+            other._use(population)
+            if other.examples == self.examples:
+                return other
+        return dataclasses.replace(self, population=population)
 
     @functools.cached_property
     def rows(self) -> dict[str, Rows]:

@@ -503,6 +503,15 @@ def test_a_checkpoint_of_protected_examples_begins_no_plain_run(tmp_path):
         fjs.callbacks.Checkpoints(tmp_path).restore(plain.init(0, values(plain)))
 
 
+def test_clients_of_other_data_have_the_epsilon_of_their_own_numbers_of_rows():
+    """As those of another seed of a sweep; equal numbers share the program."""
+    _, private = both_kinds()
+    for counts, shares in (([9, 5, 30], False), ([5, 30, 9], True)):
+        other = private.with_population(least_squares(counts, seed=1)[0])
+        assert other.accounts[1][1].silos.counts == tuple(counts)
+        assert (other.program is private.program) == shares
+
+
 @pytest.mark.thorough
 def test_a_run_resumed_with_other_noise_is_charged_for_both(tmp_path):
     strong, weak = (
