@@ -517,9 +517,13 @@ class RunConfig(SettingsTable):
         return None if self.eval_clients == "all" else self.eval_clients
 
     @property
-    def counts_rows(self) -> bool:
-        """True if parts are made of the clients' numbers of rows."""
-        return self.get("weights") == "rows" or self.get("objective") == "weighted"
+    def reads_rows(self) -> bool:
+        """True if parts or hyperparameters are made of the clients' rows or their numbers."""
+        from fedjaxsim.hyperparameters import Default  # late: help needs no records
+
+        ratios = [n for n, record in self.records.items() if record.default is Default.RATIO]
+        estimates = bool(ratios) and all(self.get(name) is None for name in ratios)
+        return estimates or self.get("weights") == "rows" or self.get("objective") == "weighted"
 
     @property
     def target_epsilon(self) -> float:

@@ -167,8 +167,8 @@ class SweepRuns:
             # Schedules, and lists of clients' values, are arrays of one shape; others are numbers.
             kind: list[Any] = [run.noise_schedule.is_constant]
             kind += [(name, isinstance(run.get(name), tuple)) for name in hyperparameters_of(run)]
-            if run.counts_rows and run.partition_seed is None:
-                kind.append(run.seed)  # from which numbers of rows follow
+            if run.reads_rows and run.partition_seed is None:
+                kind.append(run.seed)  # from which the rows follow
             kind += [(name, value) for name, value in run.values.items() if name not in arrays]
             by_kind.setdefault(tuple(kind), {}).setdefault(run.seed, []).append(index)
         return [[tuple(group) for group in of_seeds.values()] for of_seeds in by_kind.values()]

@@ -219,6 +219,14 @@ def test_groups_are_the_largest_that_differ_in_hyperparameters_alone():
     assert groups[0] == (0, 1, 2, 3, 16, 17, 18, 19)
 
 
+def test_hyperparameters_that_are_estimated_from_rows_are_those_of_each_seed():
+    base = {"data": "synthetic", "loss": "squared", "algorithm": "ditto", "pull": "rows"}
+    seeds = [{"seed": (0, 1)}]
+    assert expand_sweep(base, seeds).families() == [[(0,)], [(1,)]]
+    for known in ({"lam": 2.0}, {"partition_seed": 5}):
+        assert expand_sweep(base | known, seeds).families() == [[(0,), (1,)]]
+
+
 def test_the_best_is_taken_over_the_learning_rate_or_the_keys_asked_for():
     one = {"learning_rate": (0.1, 1.0), "lam": (1.0,), "epsilon": (1.0,), "seed": (0, 1)}
     assert expand_sweep({}, [one]).best_over == ("learning_rate",)
