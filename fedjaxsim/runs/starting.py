@@ -7,15 +7,17 @@ from typing import Any
 import jax
 
 from fedjaxsim import store
+from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.engine import processes
 from fedjaxsim.engine.checkpoint import require_x64
 from fedjaxsim.factories import flag
 from fedjaxsim.privacy.entries import MOST_ROUNDS, epsilon_text
 from fedjaxsim.report.files import check_place
-from fedjaxsim.runs.assemble import data_warnings
+from fedjaxsim.runs.assemble import data_warnings, population_of
 from fedjaxsim.runs.build import Experiment, check_user_code, prepare_with_progress, versions
 from fedjaxsim.runs.directory import (
     CONFIG,
+    OTHER_DATA,
     RunDirectory,
     other_results,
     settings_digest,
@@ -62,6 +64,7 @@ def prepare_run(
         if processes.is_first():
             directory.label(labels)
         if directory.is_finished():
+            _check_same_rows(config, directory)
             return directory
         return prepare_resume(out, None, output)
     factories = _find_loggers(output.logger, out)
@@ -104,6 +107,16 @@ def _check_same(config: RunConfig, out: Path, start: Path | None) -> None:
     ours["from"] = None if start is None else str(start)
     if theirs != ours:
         raise other_results(out, "run", theirs, ours)
+
+
+def _check_same_rows(config: RunConfig, finished: RunDirectory) -> None:
+    """Check that a run was on the rows that its file, or the user's reader, has now."""
+    spec, made = DataSpec(config.data), finished.config().get("resolved", {})
+    is_there = spec.is_user_code or (spec.file is not None and spec.file.exists())
+    if not is_there or "data_fingerprint" not in made or config.audit_canaries is not None:
+        return
+    if population_of(config).fingerprint != made["data_fingerprint"]:
+        raise other_results(finished.path, "run", {}, {}, OTHER_DATA)
 
 
 def prepare_resume(

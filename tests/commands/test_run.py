@@ -22,6 +22,7 @@ from fedjaxsim.runs import starting
 from fedjaxsim.runs.assemble import population_of, simulation_of
 from fedjaxsim.runs.build import hparams_of, prepare
 from fedjaxsim.runs.directory import RunDirectory, settings_digest
+from fedjaxsim.runs.settings import run_config
 
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
@@ -61,6 +62,25 @@ def test_the_same_command_shows_a_finished_run_and_another_one_is_refused(finish
     assert main(["run", *SMALL, *private, "--lam", "0.3"]) == 2
     said = capsys.readouterr().err
     assert "already holds a run with other settings (lam 0.1 there and 0.3 here)" in said
+
+
+def test_a_finished_run_on_other_rows_than_its_file_has_now_is_refused(tmp_path):
+    table = tmp_path / "rows.csv"
+    lines = ["who,x,y", *(f"{k % 3},{k % 7},{k % 5}" for k in range(30))]
+    table.write_text("\n".join(lines))
+    config = run_config(data=f"csv:{table}", client="who", target="y", loss="squared", rounds=1)
+    directory = RunDirectory.create(tmp_path / "run")
+    rows = population_of(config).fingerprint
+    directory.write_config(config.settings() | {"resolved": {"data_fingerprint": rows}})
+    numbers = dict.fromkeys(("rounds", "rounds_planned", "delta", "rounds_per_second"), 1)
+    summary = numbers | {"interrupted": False, "epsilon": None, "epsilon_replace": None}
+    (directory.path / "summary.json").write_text(json.dumps(summary))
+    assert starting.prepare_run(config, directory.path) == directory
+    table.write_text("\n".join([*lines, "0,1,1"]))
+    with pytest.raises(ValueError, match="already holds a run on other data"):
+        starting.prepare_run(config, directory.path)
+    table.unlink()
+    assert starting.prepare_run(config, directory.path) == directory
 
 
 def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypatch, capsys):
