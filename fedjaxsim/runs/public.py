@@ -19,7 +19,9 @@ import numpy as np
 from fedjaxsim import store
 from fedjaxsim.data.readers import DataSpec
 from fedjaxsim.divergence import Record
+from fedjaxsim.factories import is_user_code
 from fedjaxsim.report.files import lines, write_json, write_tables
+from fedjaxsim.runs.parts import names_of, part_of
 from fedjaxsim.runs.settings import readers, static_keys
 
 if TYPE_CHECKING:
@@ -93,13 +95,16 @@ def write_public(
 
 def _public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     secret = {name for name, setting in static_keys().items() if setting.is_secret}
-    stated = {*static_keys(), *readers(), "resolved", "versions"}
+    parts = [part_of(*part) for part in names_of(settings).items() if not is_user_code(part[1])]
+    own = {name for part in parts for name in part.settings}
+    stated = {*static_keys(), *own, "resolved", "versions"}
     published = {
         name: value
         for name, value in settings.items()
         if name not in secret and not isinstance(value, Mapping) and name != "stages"
         # Text for a user's own part may be a path, such as of the file that a reader reads.
-        if name in stated or not isinstance(value, str)
+        # What no part of the run reads takes a look at all parts, whose import costs 0.1 s.
+        if name in stated or not isinstance(value, str) or name in readers()
     }
     spec = DataSpec(published["data"])
     if spec.file is not None:
