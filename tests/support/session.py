@@ -33,9 +33,6 @@ for _name, _value in {
 }.items():
     # Child processes read the environment.
     jax.config.update(_name, type(_value)(os.environ.setdefault(_name.upper(), str(_value))))
-# Of 3 s that a process needs to import the package, 2 s read its text where bytecode is not kept.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 _FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 """XLA's newer generator of code for fused operations takes longer than all the rest of a test, and
 parts to compile in parallel more than the whole. Only JAX 0.10 has the older one."""
