@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.problems import HANGS
 from support.refusals import check_refusals, parsed
+from support.usual_runs import DIGITS
 from support.written_runs import write_run
 
 from fedjaxsim.cli import main, running
@@ -24,6 +25,8 @@ from fedjaxsim.runs.build import hparams_of, prepare
 from fedjaxsim.runs.directory import RunDirectory, settings_digest
 from fedjaxsim.runs.settings import run_config
 
+pytestmark = pytest.mark.usual_runs
+PRIVATE = [*DIGITS, "--rounds", "4", "--epsilon", "2"]
 SMALL = ["--clients", "8", "--rounds", "4", "--eval-every", "2", "--local-steps", "1"]
 FILES = {
     "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "checkpoints",
@@ -39,8 +42,7 @@ def refuse(constant: str) -> None:
 def finished(tmp_path_factory, drawn) -> Path:
     """A private PMTL run and a local one of the same population."""
     folder = tmp_path_factory.mktemp("runs")
-    private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", f"{folder}/pmtl"]
-    assert main(["run", *SMALL, *private]) == 0
+    assert main(["run", *PRIVATE, "--out", f"{folder}/pmtl"]) == 0
     assert main(["run", *SMALL, "--algorithm", "local", "--out", f"{folder}/local"]) == 0
     return folder
 
@@ -52,14 +54,14 @@ def test_a_run_writes_all_its_files(finished):
 
 
 def test_the_same_command_shows_a_finished_run_and_another_one_is_refused(finished, capsys):
-    private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", str(finished / "pmtl")]
+    private = [*PRIVATE, "--out", str(finished / "pmtl")]
     before = {path: path.read_bytes() for path in (finished / "pmtl").iterdir() if path.is_file()}
-    assert main(["run", *SMALL, *private]) == 0
+    assert main(["run", *private]) == 0
     said = capsys.readouterr().out
     assert "privacy: ε ≤ " in said
     assert "is finished" in said
     assert {path: path.read_bytes() for path in before} == before
-    assert main(["run", *SMALL, *private, "--lam", "0.3"]) == 2
+    assert main(["run", *private, "--lam", "0.3"]) == 2
     said = capsys.readouterr().err
     assert "already holds a run with other settings (lam 0.1 there and 0.3 here)" in said
 
@@ -96,8 +98,8 @@ def test_the_same_command_resumes_an_unfinished_run(finished, tmp_path, monkeypa
         assert main(["resume", str(out), "--rounds", "50"]) == 2
     assert "set the environment variable JAX_ENABLE_X64=0 to go on" in capsys.readouterr().err
     monkeypatch.setattr(starting, "prepare_resume", resume)
-    private = ["--sampling-rate", "0.5", "--epsilon", "2", "--out", str(out)]
-    assert main(["run", *SMALL, *private]) == 2
+    private = [*PRIVATE, "--out", str(out)]
+    assert main(["run", *private]) == 2
     assert [path for path, *_ in resumed] == [out]
 
 

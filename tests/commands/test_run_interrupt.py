@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from support.problems import HANGS
 from support.several import start
+from support.usual_runs import DIGITS
 
 from fedjaxsim.cli import main
 from fedjaxsim.runs import execute
 from fedjaxsim.runs.directory import RunDirectory
 
-LONG = ["--clients", "8", "--rounds", "100000000", "--local-steps", "1"]
+pytestmark = pytest.mark.usual_runs
+LONG = [*DIGITS, "--rounds", "100000000"]
 """A run of hours."""
 FILES = {
     "config.toml", "metrics.jsonl", "guarantee.json", "summary.json", "clients.csv", "checkpoints",
@@ -41,7 +43,7 @@ def test_a_signal_ends_a_run_with_all_its_files(tmp_path, capfd):
 
     with ThreadPoolExecutor() as pool:
         pool.submit(press_ctrl_c)
-        code = main(["run", *LONG, "--eval-every", "200", "--out", str(out)])
+        code = main(["run", *LONG, "--out", str(out)])
         over.set()
     output, errors = capfd.readouterr()
     assert code == 128 + signal.SIGINT, errors
@@ -68,7 +70,7 @@ def test_a_signal_while_results_are_written_leaves_all_of_them(tmp_path, capfd, 
         write(*arguments)
 
     monkeypatch.setattr(execute, "write_csv", interrupted)
-    command = ["run", "--clients", "8", "--rounds", "2", "--local-steps", "1", "--out", str(out)]
+    command = ["run", *DIGITS, "--rounds", "2", "--out", str(out)]
     assert main(command) == 0
     assert said == [
         "\nthe run is over and ends once its results are written; SIGTERM again ends at once\n"

@@ -5,6 +5,7 @@ import importlib.metadata
 import jax
 import numpy as np
 import pytest
+from support.usual_runs import SQUARED
 
 import fedjaxsim as fjs
 from fedjaxsim.runs import build
@@ -13,10 +14,9 @@ from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
 
-CONFIG = run_config(
-    data="synthetic", clients=6, loss="squared", rounds=1, sampling_rate=1.0, local_steps=1,
-    noise_multiplier=1.0, clip=0.2, learning_rate=0.1, lam=0.2,
-)  # fmt: skip
+pytestmark = pytest.mark.usual_runs
+HPARAMS = {"learning_rate": 0.1, "lam": 0.2, "clip": 0.2, "noise_multiplier": 1.0}
+CONFIG = run_config(**SQUARED | HPARAMS, rounds=1)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +29,8 @@ def by_hand(experiment):
     """The simulation of these settings, made by hand."""
     made = experiment.simulation
     return fjs.Simulation(
-        fjs.pmtl(made.task), made.population, fjs.full_participation(), fjs.Minibatches(10, 1)
+        fjs.pmtl(made.task), made.population, fjs.poisson(0.4), fjs.Minibatches(10, 1)
     )
-
-
-HPARAMS = {"learning_rate": 0.1, "lam": 0.2, "clip": 0.2, "noise_multiplier": 1.0}
 
 
 def test_a_run_built_from_its_directory_draws_the_same_noise(experiment, tmp_path):
@@ -50,7 +47,7 @@ def test_a_run_built_from_its_directory_draws_the_same_noise(experiment, tmp_pat
 
 def test_the_same_seed_is_the_same_run_from_python_and_from_settings(experiment, by_hand):
     def after_a_round(simulation, hparams):
-        state, _ = simulation.round(simulation.init(0, hparams), hparams)
+        state, _ = simulation.round(simulation.init(CONFIG.seed, hparams), hparams)
         return jax.tree.leaves(state.shared.params), simulation.guarantee(state).draws
 
     ours, draws = after_a_round(experiment.simulation, experiment.hparams)

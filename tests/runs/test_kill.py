@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from support.disk import Disk, KilledError
 from support.problems import HANGS, bits, same
 from support.several import PROGRAM, environment
+from support.usual_runs import SQUARED
 
 from fedjaxsim import store
 from fedjaxsim.engine.checkpoint import CheckpointFolder
@@ -44,10 +45,8 @@ from fedjaxsim.signals import Stop
 from fedjaxsim.simulation import Simulation
 from fedjaxsim.store import StorageError
 
-SMALL = run_config(
-    data="synthetic", clients=10, loss="squared", sampling_rate=0.4, learning_rate=0.01,
-    rounds=6, eval_every=2, local_steps=1, epsilon=3.0,
-)  # fmt: skip
+pytestmark = pytest.mark.usual_runs
+SMALL = run_config(**SQUARED, rounds=6, epsilon=3.0)
 EVERY = 3
 OUTPUT = RunOutput(quiet=True, checkpoint_every=EVERY)
 SAME = ("metrics.jsonl", "guarantee.json", "clients.csv")
@@ -323,7 +322,7 @@ def test_a_finished_run_is_extended_and_spends_what_all_its_rounds_cost(
     assert directory.config()["rounds"] == 6
     spent = directory.summary()["epsilon"]
     assert spent > 3.0
-    entry = Entry(experiment.noise_multiplier, 0.4, 10)
+    entry = Entry(experiment.noise_multiplier, SMALL.sampling_rate, 10)
     simulation = experiment.simulation
     charged = PrivacySpend(simulation.sampler.scheme, simulation.mechanism.event, (entry,))
     assert report([charged], experiment.delta).find("zero_out").epsilon == pytest.approx(spent)

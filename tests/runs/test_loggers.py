@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import pytest
+from support.usual_runs import DIGITS
 
 from fedjaxsim.callbacks import Log
 from fedjaxsim.cli import main
 from fedjaxsim.runs import loggers
 
+pytestmark = pytest.mark.usual_runs
 SETTINGS = {"algorithm": "pmtl", "lam": 0.1, "range": []}
 
 
@@ -142,16 +144,16 @@ def test_a_run_that_resumes_writes_no_record_twice(tmp_path, monkeypatch, capsys
         profiled.append((path, Path("log.jsonl").exists()))
 
     monkeypatch.setattr(jax.profiler, "trace", trace)  # which takes seconds
-    small = "--clients 6 --eval-every 1 --local-steps 1 --noise-multiplier 1 --quiet"
+    small = f"{' '.join(DIGITS)} --partition-seed 0 --noise-multiplier 1 --quiet"
     mine = "--logger my_tracker:tracker,my_tracker:broken"
-    command = f"run {small} --rounds 2 --seed secret {mine} --format svg --profile trace --out run"
+    command = f"run {small} --rounds 4 --seed secret {mine} --format svg --profile trace --out run"
     with warnings.catch_warnings(action="always"):
         assert main(command.split()) == 0
     assert "goes on without it: OSError: no network" in capsys.readouterr().err
-    resume = "resume run --rounds 3 --quiet --logger my_tracker:tracker"
+    resume = "resume run --rounds 6 --quiet --logger my_tracker:tracker"
     assert main(resume.split()) == 0
     rows = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows] == [0, 2, 4, 6]
     own = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     for row, record in zip(rows, own, strict=True):
         assert row["seed"] is None  # a secret seed leaves no trace elsewhere

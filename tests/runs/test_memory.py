@@ -17,7 +17,7 @@ from fedjaxsim.simulation import Simulation
 from fedjaxsim.simulation_batch import SimulationBatch
 from fedjaxsim.tasks.task import known_regression, softmax
 
-pytestmark = pytest.mark.usefixtures("fully_optimized")
+pytestmark = pytest.mark.usefixtures("optimized")
 
 
 def stream():

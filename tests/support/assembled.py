@@ -1,12 +1,16 @@
-"""Simulations that the commands of a file of tests share, to trace and compile them once.
+"""Simulations that the commands of tests share, to trace and compile them once.
 
 `fedjaxsim run` and all commands that read a run, or go on with it, assemble its simulation anew, as
 each is a process. In tests they are one process. Commands that share a simulation may differ in
 seeds, in what a sweep varies within one program, and in what is computed after a run.
+
+A file of tests shares its own. Files with the mark `usual_runs` share theirs, in one process: their
+commands take the settings of `support.usual_runs`.
 """
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -18,8 +22,8 @@ from fedjaxsim.tuning import setup
 
 _ASSEMBLE = assemble.simulation_of
 _NOT_IN_PROGRAMS = {
-    "seed", "eval_every", "epsilon", "delta", "evaluate_privately", "evaluation_largest",
-    "noise_schedule",
+    "seed", "partition_seed", "eval_every", "epsilon", "delta", "evaluate_privately",
+    "evaluation_largest", "noise_schedule",
 }  # fmt: skip
 
 
@@ -34,10 +38,17 @@ def _key(config, population):
     return str((left, values, jnp.result_type(float))), population.fingerprint
 
 
+_USUAL: dict[Any, Any] = {}
+
+
+def of_module(node) -> dict[Any, Any]:
+    """Return the simulations that the tests of a module, a node of pytest, share."""
+    return _USUAL if node.get_closest_marker("usual_runs") else {}
+
+
 @contextlib.contextmanager
-def shared():
+def shared(simulations: dict[Any, Any]):
     """Share simulations of equal settings and data, without code of a user, meanwhile."""
-    simulations = {}
 
     def simulation_of(config, population, task=None):
         if any(is_user_code(part.name) for part in config.parts.values()):

@@ -208,7 +208,7 @@ def _noise_of_folder(request):
         return
     draw = _draw_of(request.path)
     exact_keys = draw is _EXACT or request.node.get_closest_marker("exact_keys") is not None
-    with _drawn_by(draw, exact_keys), assembled.shared():
+    with _drawn_by(draw, exact_keys), assembled.shared(assembled.of_module(request.node)):
         yield
 
 
@@ -248,11 +248,16 @@ def drawn():
 
 
 @pytest.fixture(scope="module")
-def fully_optimized(unrolled):
-    """For tests that read compiled programs, or what memory they plan."""
+def optimized():
+    """For tests that ask what memory compiled programs plan."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="module")
+def fully_optimized(unrolled, optimized):
+    """For tests that read compiled programs."""
 
 
 @pytest.fixture

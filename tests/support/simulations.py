@@ -70,8 +70,8 @@ def _shared(name, kind, dtype) -> Simulation:
 def group_of(item) -> str:
     """Return the group of tests that run in one process.
 
-    It is that of the shared simulations with a name, of one other system, of what the files of
-    the package say, of a notebook, whose programs no other has, or of a file.
+    It is that of the shared simulations with a name, of one other system, of the usual runs, of
+    what the files of the package say, of a notebook, whose programs no other has, or of a file.
     """
     if "sources" in item.fixturenames:
         return "sources"
@@ -80,4 +80,6 @@ def group_of(item) -> str:
     if any(fixture.startswith("shared_") for fixture in item.fixturenames):
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         return parameters.get("shared_system", "shared")
+    if item.get_closest_marker("usual_runs"):
+        return "usual runs"
     return item.nodeid.split("::")[0]
