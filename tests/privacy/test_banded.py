@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax_privacy.accounting import accountants, analysis
 from support.plans import charged
-from support.problems import classification, copied, read_by
+from support.problems import classification, copied, read_by, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy import banded, cyclic, fixed_groups, random_allocation
@@ -113,7 +113,8 @@ def test_turns_nearer_than_the_bands_cost_more_and_are_refused():
 
 
 def test_the_cost_is_that_of_jax_privacy():
-    accountant = analysis.DpsgdTrainingAccountant(accountants.PldAccountantConfig())
+    coarse = accountants.PldAccountantConfig(value_discretization_interval=1e-3)
+    accountant = analysis.DpsgdTrainingAccountant(coarse)
     params = analysis.DpParams(
         noise_multipliers=0.8, num_samples=1000, delta=1e-5, batch_size=20, cycle_length=4
     )
@@ -250,10 +251,10 @@ def test_rates_beyond_a_turn_and_the_room_of_a_cohort_are_refused():
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def simulation(sampling=None, mechanism=None, **settings):
+def simulation(sampling=None, mechanism=None, algorithm=untrained, **settings):
     population, task = classification([4] * M)
     return fjs.Simulation(
-        fjs.fedavg(task),
+        algorithm(task),
         population,
         cyclic(Q, groups=G) if sampling is None else sampling,
         fjs.Minibatches(2, steps=1),
@@ -314,11 +315,14 @@ def test_unfit_samplers_are_refused_before_a_run():
 
 
 @pytest.mark.thorough
-def test_placements_and_batches_of_seeds_draw_the_same(sim):
+def test_placements_and_batches_of_seeds_draw_the_same():
     """On two devices, streamed, and as a batch of seeds."""
+    sim, *others = (
+        simulation(algorithm=fjs.fedavg, **settings)
+        for settings in ({}, {"streamed": True}, {"devices": jax.devices()[:2]})
+    )
     hparams = given(sim)
     state, _ = sim.run(sim.init(3, hparams), hparams, rounds=5)
-    others = [simulation(streamed=True), simulation(devices=jax.devices()[:2])]
     for other in others:
         same, _ = other.run(other.init(3, hparams), hparams, rounds=5)
         jax.tree.map(

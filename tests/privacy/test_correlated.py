@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy.matrix_factorization import toeplitz
-from support.problems import classification, copied, read_by
+from support.problems import classification, copied, read_by, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy import ledger as ledgers
@@ -179,7 +179,7 @@ def test_a_client_takes_part_in_every_round_of_its_group_and_no_other(clients, g
 def simulation(sampling=None, mechanism=None):
     population, task = classification([4] * M)
     return fjs.Simulation(
-        fjs.fedavg(task),
+        untrained(task),
         population,
         fixed_groups(groups=B) if sampling is None else sampling,
         fjs.Minibatches(2, steps=1),

@@ -190,7 +190,7 @@ def test_a_cohort_with_few_places_costs_no_less_at_a_larger_rate():
     scheme = SamplingScheme("poisson", 50, 8)
     for adjacency in ("zero_out", "replace"):
         profiles = [
-            profile_of(charged(scheme, GAUSSIAN, (0.8, p, 20)), adjacency=adjacency)
+            profile_of(charged(scheme, GAUSSIAN, (0.8, p, 5)), adjacency=adjacency)
             for p in (0.02, 0.05, 0.06, 0.08)
         ]
         for less, more in itertools.pairwise(profiles):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 from support.plans import charged
-from support.problems import least_squares, read_by
+from support.problems import least_squares, read_by, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim.keys import seed_key
@@ -192,7 +192,7 @@ def test_samplings_without_secret_cohorts_are_refused():
 def test_a_run_states_the_epsilon_of_each_group():
     population, task = least_squares([2] * 12, features=2)
     sampling = available(poisson(0.5), privacy_levels([0] * 4 + [1] * 8, (1.0, 0.5)))
-    sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
+    sim = fjs.Simulation(untrained(task), population, sampling, fjs.Minibatches(2, steps=1))
     hparams = read_by(sim, clip=1.0, noise_multiplier=2.0, sampling_rate=0.5)
     state = sim.init(0, hparams)
     for _ in range(2):

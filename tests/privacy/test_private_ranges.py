@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from support.problems import after
+from support.problems import after, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim import data
@@ -45,7 +45,7 @@ def scaled():
 def simulation():
     task = fjs.tasks.squared(fjs.models.linear((2,), 1))
     minibatches = fjs.Minibatches(10, epochs=1)
-    return fjs.Simulation(fjs.fedavg(task), scaled(), fjs.full_participation(), minibatches)
+    return fjs.Simulation(untrained(task), scaled(), fjs.full_participation(), minibatches)
 
 
 @pytest.mark.parametrize("extreme", WRONG)

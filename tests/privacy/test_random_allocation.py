@@ -12,7 +12,7 @@ import pytest
 from scipy.special import ndtr
 from scipy.stats import binom
 from support.plans import charged
-from support.problems import least_squares, read_by
+from support.problems import least_squares, read_by, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim.keys import seed_key
@@ -105,7 +105,7 @@ def test_two_periods_of_two_rounds_are_those_of_brute_force():
 
 def test_draws_of_a_simulation_have_the_moments_of_the_ratio():
     """E[L] = 1, and E[L²] = 1 + (e^(1/z²) − 1)/t; both parts of the grid add up to 1."""
-    z, period = 0.7, 12
+    z, period = 0.7, 6
     logs, weights = map(np.concatenate, zip(*simulation._weighted(z, period), strict=True))
     means = [np.sum(weights * np.exp(power * logs)) / len(logs) for power in range(3)]
     assert means == pytest.approx([1, 1, 1 + math.expm1(1 / z**2) / period], rel=5e-3)
@@ -486,7 +486,7 @@ def test_a_turn_is_a_multiple_of_64_bits_rounded_down():
 def test_a_run_charges_whole_periods():
     population, task = least_squares([2] * 12, features=2)
     sampling = random_allocation(every=3)
-    sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
+    sim = fjs.Simulation(untrained(task), population, sampling, fjs.Minibatches(2, steps=1))
     hparams = read_by(sim, clip=1.0, noise_multiplier=2.0)
     state = sim.init(0, hparams)
     for _ in range(4):

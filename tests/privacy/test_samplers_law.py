@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from support.problems import least_squares, read_by
+from support.problems import least_squares, read_by, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim.privacy.samplers import (
@@ -162,7 +162,7 @@ def test_a_sampler_of_the_package_with_a_scheme_and_rate_of_ones_own_is_refused(
     makers = [lambda m, sampler=each: sampler for each in (liar, liar._replace(rate=POISSON.rate))]
     for maker in (*makers, {M: whole}.__getitem__):  # the last one has no code of a user
         sampling = poisson(P)._replace(for_clients=maker)
-        sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
+        sim = fjs.Simulation(untrained(task), population, sampling, fjs.Minibatches(2, steps=1))
         hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
         with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):
             sim.init(0, hparams)
@@ -202,7 +202,7 @@ def test_a_run_tests_a_sampler_of_ones_own_with_all_hyperparameters_before_it_st
         return POISSON.draw(key, jnp.where(hparams.clip < 1, 0, round_), hparams)
 
     sampling = poisson(P)._replace(for_clients=lambda m: POISSON._replace(draw=draw))
-    sim = fjs.Simulation(fjs.fedavg(task), population, sampling, fjs.Minibatches(2, steps=1))
+    sim = fjs.Simulation(untrained(task), population, sampling, fjs.Minibatches(2, steps=1))
     hparams = read_by(sim, clip=1.0, noise_multiplier=1.0, sampling_rate=P)
     sim.check_start(0, hparams)
     with pytest.raises(ValueError, match="does not draw as its scheme 'poisson' says"):

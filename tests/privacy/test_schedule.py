@@ -110,7 +110,7 @@ def test_epsilon_is_that_of_an_independent_composition_of_every_round(text, p):
     budget, scheme = Schedule.parse(text), EVERYONE if p == 1 else POISSON
     charged = PrivacySpend(scheme, GAUSSIAN, budget.entries(2.0, p, T))
     whole = explicit(budget, 2.0, p)
-    tight = PLDAccountant(value_discretization_interval=1e-4).compose(whole).get_epsilon(DELTA)
+    tight = PLDAccountant(value_discretization_interval=1e-3).compose(whole).get_epsilon(DELTA)
     assert tight_epsilon([charged], DELTA) == pytest.approx(tight, rel=2e-3)
     if p < 1:
         loose = RdpAccountant(rdp.INTEGER_ORDERS).compose(whole).get_epsilon(DELTA)

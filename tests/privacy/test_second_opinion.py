@@ -37,7 +37,7 @@ PLANS = {
     "gram, full": charged(EVERYONE, Gaussian(replace=math.sqrt(2)), (5.0, 1.0, 7)),
     "correlated": charged(GROUPS, Correlated(bands=4), (4.0, 0.25, 12)),
     "banded": charged(CYCLIC, Banded(coefficients=(3.0, 4.0)), (6.0, 0.1, 41)),
-    "allocation": charged(TURNS, GAUSSIAN, (2.0, 0.25, 20)),
+    "allocation": charged(TURNS, GAUSSIAN, (2.0, 0.25, 8)),
     "many turns": charged(TURNS, GAUSSIAN, (18.0, 0.25, 4000)),
     "turns in full cohorts": charged(CROWDED, GAUSSIAN, (1.0, 0.25, 12)),
     "pure": charged(EVERYONE, Pure(), (20.0, 1.0, 12)),

@@ -13,6 +13,7 @@ import pytest
 
 from fedjaxsim.algorithm import Algorithm, Context
 from fedjaxsim.algorithms import SYSTEMS
+from fedjaxsim.algorithms.fedavg import fedavg
 from fedjaxsim.data.minibatches import Batch, Minibatches
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.splitting import split
@@ -142,6 +143,15 @@ def read_by(simulation, **values):
 def rows_of_all(data):
     """All clients' rows, dug out of a view: refused where functions are checked."""
     return data._read.fields
+
+
+def untrained(task) -> Algorithm:
+    """FedAvg whose clients send ones: for what a run costs, whatever it learns."""
+
+    def client(shared, personal, data, hparams, context):
+        return personal, jax.tree.map(jax.numpy.ones_like, shared.params), {}
+
+    return fedavg(task)._replace(client=client)
 
 
 @jax.jit
