@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +13,9 @@ from fedjaxsim.privacy.accounting import allocation, gaussian, losses, randomize
 from fedjaxsim.privacy.entries import UNITS, Adjacency, Entry, SamplingScheme, Unit
 
 _KINDS: "dict[str, type[PrivacyEvent]]" = {}
+_SEVERAL = set[str]()
+"""Kinds of classes that a function of the user defines, each time with other values inside."""
+_PLAIN = (bool, int, float, str, tuple)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,8 @@ class PrivacyEvent:
     of_protected: bool = dataclasses.field(default=False, kw_only=True)
 
     kind: ClassVar[str] = ""
-    """Name, in messages and files; by default the class's."""
+    """Name, in messages and files; by default the class's, in files with its module."""
+    _in_files: ClassVar[str] = ""
     releases: ClassVar[bool] = True
     """Whether anything is released."""
     amplifies: ClassVar[bool] = False
@@ -48,13 +53,16 @@ class PrivacyEvent:
     """Number of different rounds that are composed one by one; more are merged."""
 
     def __init_subclass__(cls) -> None:
-        cls.kind = cls.__dict__.get("kind") or cls.__name__
-        taken = _KINDS.get(cls.kind)
-        if taken and taken.__module__ == __name__ != cls.__module__:  # files would be read as it
-            raise ValueError(
-                f"kind {cls.kind!r} is an event of fedjaxsim: give {cls.__name__} another"
-            )
-        _KINDS[cls.kind] = cls
+        stated = cls.__dict__.get("kind")
+        cls.kind = stated or cls.__name__
+        cls._in_files = name = stated or f"{cls.__module__}.{cls.__qualname__}"
+        taken = _KINDS.get(name)
+        if taken and taken.__module__ != cls.__module__:  # files would be read as it
+            where = taken.__module__.partition(".")[0]
+            raise ValueError(f"kind {name!r} is an event of {where}: give {cls.__name__} another")
+        if taken and "<locals>" in cls.__qualname__ and not _alike(cls, taken):
+            _SEVERAL.add(name)
+        _KINDS[name] = cls
 
     def __post_init__(self) -> None:
         checks.one_of(UNITS, unit=self.unit)
@@ -120,13 +128,41 @@ class PrivacyEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """Return kind and fields, for a file."""
-        return {"kind": self.kind, **dataclasses.asdict(self)}
+        return {"kind": self._in_files, **dataclasses.asdict(self)}
+
+
+def _alike(event: type[PrivacyEvent], before: type[PrivacyEvent]) -> bool:
+    """Return whether two classes have the same methods, which close over equal plain values."""
+
+    def equal(one: Any, other: Any) -> bool:
+        own_classes = one is event and other is before
+        return one is other or own_classes or (isinstance(one, _PLAIN) and one == other)
+
+    for name, value in vars(event).items():
+        earlier = vars(before).get(name)
+        if isinstance(value, _PLAIN) and not equal(value, earlier):
+            return False
+        if not isinstance(value, types.FunctionType):
+            continue
+        if not isinstance(earlier, types.FunctionType) or earlier.__code__ != value.__code__:
+            return False
+        held, held_before = (
+            [*(f.__defaults__ or ()), *(cell.cell_contents for cell in f.__closure__ or ())]
+            for f in (value, earlier)
+        )
+        if not all(map(equal, held, held_before)):
+            return False
+    return True
 
 
 def event_from(fields: Mapping[str, Any]) -> PrivacyEvent:
     """Return the event that `to_dict` wrote."""
     arguments = dict(fields)
     kind = arguments.pop("kind", None)
+    if kind in _SEVERAL:
+        raise ValueError(
+            f"event {kind!r} has several meanings: what its class closes over must be fields of it"
+        )
     if kind not in _KINDS:
         raise ValueError(f"event {kind!r} is unknown; import the module that defines it first")
     try:

@@ -11,6 +11,7 @@ import fedjaxsim as fjs
 from fedjaxsim.algorithms.mpmtl import mpmtl
 from fedjaxsim.engine.evaluation import EvaluationPlan
 from fedjaxsim.keys import seed_key
+from fedjaxsim.privacy.entries import Entry
 from fedjaxsim.privacy.events import event_from
 from fedjaxsim.privacy.mechanisms import CLIP_NORM, NOISE_MULTIPLIER, record
 from fedjaxsim.privacy.mechanisms.record import CLIP, GAUSSIAN_NOISE, SUM, mechanism_of
@@ -168,6 +169,32 @@ def test_an_event_of_ones_own_takes_no_name_of_the_packages():
     with pytest.raises(ValueError, match="kind 'gaussian' is an event of fedjaxsim"):
         type("Cheap", (fjs.privacy.PrivacyEvent,), {"kind": "gaussian"})
     assert event_from({"kind": "gaussian"}) == GAUSSIAN.event
+
+
+def test_events_of_two_files_and_of_two_calls_are_not_taken_for_each_other():
+    """Two classes of one name: a sweep's ledgers and stages were once read at the later one's."""
+
+    def cheap_in(module):
+        return type("Cheap", (fjs.privacy.PrivacyEvent,), {"__module__": module})
+
+    first, second = cheap_in("one"), cheap_in("two")
+    assert [type(event_from(kind().to_dict())) for kind in (first, second)] == [first, second]
+    with pytest.raises(ValueError, match=r"kind 'one\.Cheap' is an event of one"):
+        type("Other", (fjs.privacy.PrivacyEvent,), {"kind": "one.Cheap", "__module__": "two"})
+
+    def of(cost):
+        class Own(fjs.privacy.PrivacyEvent):
+            def largest_loss(self, entry, adjacency):
+                return cost
+
+        return Own()
+
+    ledger = of(4.0).to_dict()
+    of(4.0)
+    assert event_from(ledger).largest_loss(Entry(1.0, 1.0, 1), "zero_out") == 4.0
+    of(1.0)
+    with pytest.raises(ValueError, match="several meanings"):
+        event_from(ledger)
 
 
 def test_a_state_of_a_pure_program_names_the_code_that_it_ran():
