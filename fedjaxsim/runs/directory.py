@@ -230,6 +230,7 @@ def check_guarantee(report: Any, path: Path) -> Record:
 
 
 OTHER_DATA = "on other data"
+OTHER_CODE = "of other code of yours"
 OTHER_VERSION = "of the same settings, but combined otherwise or by another version"
 
 

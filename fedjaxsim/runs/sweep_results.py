@@ -76,7 +76,7 @@ from fedjaxsim.report.results import (
 )
 from fedjaxsim.runs.baseline import worse_than_constant
 from fedjaxsim.runs.build import Experiment, versions
-from fedjaxsim.runs.directory import OTHER_DATA, other_results, settings_digest
+from fedjaxsim.runs.directory import OTHER_CODE, OTHER_DATA, other_results, settings_digest
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.memory import peak_bytes
 from fedjaxsim.runs.settings_files import RECORDS
@@ -131,15 +131,20 @@ class SweepDirectory:
         data: str = "",
         metrics: MetricRecords = METRICS,
         *,
+        code: str = "",
         overwrite: bool = False,
     ) -> "SweepDirectory":
-        """Make the directory, or open it to resume the same runs; another sweep is refused."""
+        """Make the directory, or open it to resume the same runs; another sweep is refused.
+
+        `code` is a fingerprint of the user's code.
+        """
         names = (CHECKPOINT, RESULTS, LEDGERS, REPORT, SWEEP, LOGS) if overwrite else ()
         make_directory(path, names, "sweep", overwrite=overwrite, pictures=_PICTURES)
         if not overwrite:
-            check_same(path, sweep, data)
+            check_same(path, sweep, data, code)
         resolved = {"fingerprint": sweep.fingerprint, "runs": len(sweep.runs), "x64": has_x64()}
         resolved |= {"best_over": list(sweep.best_over), "data_fingerprint": data}
+        resolved |= {"code_fingerprint": code}
         asked, of_runs = sweep.settings(), [run.settings() for run in sweep.runs]
         common = {
             name: value
@@ -238,8 +243,10 @@ class SweepDirectory:
         return last
 
 
-def check_same(path: Path, sweep: SweepRuns, data: str | None = None) -> None:
-    """Check that a directory holds no other sweep, or one on other data: the same one goes on."""
+def check_same(
+    path: Path, sweep: SweepRuns, data: str | None = None, code: str | None = None
+) -> None:
+    """Check that a directory holds no other sweep: the same one goes on, on its data and code."""
     if not (path / SWEEP).is_file():
         return
     earlier, asked = read_tables(path / SWEEP), tomllib.loads(tables_text(sweep.settings()))
@@ -247,8 +254,9 @@ def check_same(path: Path, sweep: SweepRuns, data: str | None = None) -> None:
         made, theirs = dict(earlier["resolved"]), _settings_and_axes(earlier)
     if made.get("fingerprint") != sweep.fingerprint:
         raise other_results(path, "sweep", theirs, _settings_and_axes(asked))
-    if data is not None and made.get("data_fingerprint", data) != data:
-        raise other_results(path, "sweep", {}, {}, OTHER_DATA)
+    for what, ours, other in (("data", data, OTHER_DATA), ("code", code, OTHER_CODE)):
+        if ours is not None and made.get(f"{what}_fingerprint", ours) != ours:
+            raise other_results(path, "sweep", {}, {}, other)
     require_x64(made.get("x64"), path)
 
 

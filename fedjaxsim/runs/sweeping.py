@@ -237,7 +237,8 @@ def prepare_sweep(
     if plan.best_over or chooses:
         require_direction(next(iter(metrics)), metrics)
     fingerprint = "-".join(first.simulation.population.fingerprint for first in firsts)
-    directory = SweepDirectory.open(out, plan, fingerprint, metrics, overwrite=overwrite)
+    code = "-".join(first.code_fingerprint for first in firsts)
+    directory = SweepDirectory.open(out, plan, fingerprint, metrics, code=code, overwrite=overwrite)
     directory.checkpoint()  # refuses that of another sweep
     directory.ledgers()  # refuses damaged ones
     return Sweep(plan, directory, families, chooses=chooses, **how)

@@ -33,7 +33,7 @@ from fedjaxsim.report.files import (
 from fedjaxsim.report.progress import Bar, number
 from fedjaxsim.report.results import difference
 from fedjaxsim.runs.build import check_user_code, draws_of, versions
-from fedjaxsim.runs.directory import OTHER_DATA, other_results
+from fedjaxsim.runs.directory import OTHER_CODE, OTHER_DATA, other_results
 from fedjaxsim.runs.execute import logs_of, unlogged
 from fedjaxsim.runs.loggers import FOLDER as LOGS
 from fedjaxsim.runs.loggers import Factory
@@ -226,6 +226,7 @@ def prepare_tuning(
     record: Record = {
         **ours,
         "data_fingerprint": data,
+        "code_fingerprint": final.code_fingerprint,
         "statement": setup.statement,
         "shared_seed": SHARED_SEED,
         "x64": has_x64(),
@@ -235,8 +236,10 @@ def prepare_tuning(
         "title": improved.title,
         "runs_per_step": measure.runs,
     }
-    if saved and saved["data_fingerprint"] != data:
-        raise other_results(path, "tuning", {}, {}, OTHER_DATA)
+    for what, other in (("data", OTHER_DATA), ("code", OTHER_CODE)):
+        name = f"{what}_fingerprint"
+        if saved.get(name, record[name]) != record[name]:
+            raise other_results(path, "tuning", {}, {}, other)
     if saved and saved.get("stopped") not in (None, STOPPED):
         loggers = unlogged(loggers, path, len(measured) - 1)
     stale = (PATH_JSON, TUNED, LOGS) if overwrite else ()

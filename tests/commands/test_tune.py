@@ -14,6 +14,7 @@ from scipy import stats
 import fedjaxsim as fjs
 from fedjaxsim.cli import main, process
 from fedjaxsim.cli.program import parse
+from fedjaxsim.runs.build import Experiment
 from fedjaxsim.runs.directory import RunDirectory
 from fedjaxsim.runs.settings import run_config
 from fedjaxsim.runs.settings_files import read_toml
@@ -196,8 +197,12 @@ def test_the_function_refuses_what_the_command_refuses(tmp_path):
             fjs.tune(settings, tmp_path / "a", ["clip"], **more)
 
 
-def test_another_tuning_is_not_overwritten(finished, capsys):
+def test_another_tuning_is_not_overwritten(finished, capsys, monkeypatch):
     folder, _ = finished
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "code_fingerprint", "other")
+        assert main([*SMALL, *PRIVATE, "--out", str(folder)]) == 2
+    assert "already holds a tuning of other code of yours" in capsys.readouterr().err
     assert main([*SMALL, *PRIVATE, "--seed", "9", "--out", str(folder)]) == 2
     assert (
         "already holds a tuning with other settings (seed 0 there and 9 here)"

@@ -101,6 +101,17 @@ def test_a_sweep_ranks_by_the_record_and_its_results_keep_it(finished, capsys):
     assert float(line.split()[1]) == pytest.approx(values[0.3], abs=1e-3)
 
 
+def test_a_sweep_does_not_go_on_with_other_code(finished, mine, capsys):
+    """Runs of two codes would stand in one table."""
+    file = mine / "metrics_of_mine.py"
+    file.write_text(f"{CODE}# other code")
+    try:
+        assert run("sweep up.toml --out up --quiet") == 2
+    finally:
+        file.write_text(CODE)
+    assert "already holds a sweep of other code of yours" in capsys.readouterr().err
+
+
 def test_a_comparison_imports_no_code_of_the_user(finished, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "metrics_of_mine", None)  # it cannot be imported
     part_of.cache_clear()

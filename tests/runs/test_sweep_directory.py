@@ -176,7 +176,7 @@ def test_the_description_asks_for_the_same_sweep(tmp_path):
     assert resolved.pop("digest")
     assert resolved == {
         "fingerprint": PLAN.fingerprint, "runs": 5, "best_over": [],
-        "data_fingerprint": "", "x64": False,
+        "data_fingerprint": "", "code_fingerprint": "", "x64": False,
     }  # fmt: skip
 
 
@@ -305,10 +305,12 @@ def test_other_results_are_told_by_what_differs():
         assert f"{told}: choose another directory" in str(error)
 
 
-def test_a_sweep_does_not_go_on_with_other_data(tmp_path):
+def test_a_sweep_does_not_go_on_with_other_data_or_code(tmp_path):
     """Its finished runs would stand beside runs of rows that they never saw."""
     for data in ("3fa1", "3fa1"):
         SweepDirectory.open(tmp_path, PLAN, data)
+    with pytest.raises(ValueError, match="already holds a sweep of other code of yours: choose"):
+        SweepDirectory.open(tmp_path, PLAN, "3fa1", code="0b2c")
     with pytest.raises(ValueError, match="already holds a sweep on other data: choose another"):
         SweepDirectory.open(tmp_path, PLAN, "77bc")
     SweepDirectory.open(tmp_path, PLAN, "77bc", overwrite=True)
