@@ -56,10 +56,10 @@ class PrivacyEvent:
         stated = cls.__dict__.get("kind")
         cls.kind = stated or cls.__name__
         cls._in_files = name = stated or f"{cls.__module__}.{cls.__qualname__}"
-        taken = _KINDS.get(name)
+        taken = _KINDS.get(cls.kind) or _KINDS.get(name)
         if taken and taken.__module__ != cls.__module__:  # files would be read as it
-            where = taken.__module__.partition(".")[0]
-            raise ValueError(f"kind {name!r} is an event of {where}: give {cls.__name__} another")
+            where, kind = taken.__module__.partition(".")[0], cls.kind
+            raise ValueError(f"kind {kind!r} is an event of {where}: give {cls.__name__} another")
         if taken and "<locals>" in cls.__qualname__ and not _alike(cls, taken):
             _SEVERAL.add(name)
         _KINDS[name] = cls

@@ -166,8 +166,9 @@ def test_a_simulation_stays_as_it_was_made():
 
 def test_an_event_of_ones_own_takes_no_name_of_the_packages():
     """Ledgers in files name their events: they would have been read at another cost."""
-    with pytest.raises(ValueError, match="kind 'gaussian' is an event of fedjaxsim"):
-        type("Cheap", (fjs.privacy.PrivacyEvent,), {"kind": "gaussian"})
+    for name, inside in (("Cheap", {"kind": "gaussian"}), ("gaussian", {})):
+        with pytest.raises(ValueError, match="kind 'gaussian' is an event of fedjaxsim"):
+            type(name, (fjs.privacy.PrivacyEvent,), inside)
     assert event_from({"kind": "gaussian"}) == GAUSSIAN.event
 
 
