@@ -102,7 +102,7 @@ def split(
 ) -> tuple[dict[str, Any], list[str]]:
     """Split a command line into a dict of flags with their values, and other words.
 
-    A flag that is not known may have a value or none. A flag of a list may be repeated.
+    A flag that is not known may have a value or none. Only a flag of a list may be repeated.
     """
     flags: dict[str, Any] = {}
     other_words: list[str] = []
@@ -117,23 +117,24 @@ def split(
             raise ValueError(f"{word} is no flag: a flag is like --rounds 100")
         name = name.replace("-", "_")
         negated = settings.get(name.removeprefix("no_"))
-        again = name in settings and settings[name].item is not None and name in flags
-        before = f"{flags[name]}," if again else ""
         follows = bool(left) and not left[0].startswith("--")
+        read: Any = True
         if equals:
-            flags[name] = CommandLineText(before + value)
+            read = CommandLineText(value)
         elif name in settings and settings[name].hint is bool:
             if left and left[0].lower() in ("true", "false", "yes", "no"):
                 raise ValueError(f"{word} takes no value: leave out {left[0]!r}")
-            flags[name] = True
         elif name not in settings and negated is not None and negated.hint is bool:
-            flags[negated.name] = False
+            name, read = negated.name, False
         elif follows and (name in settings or not left[0].endswith(".toml")):
-            flags[name] = CommandLineText(before + left.pop(0))
+            read = CommandLineText(left.pop(0))
         elif name in settings:
             raise ValueError(f"--{flag(name)} needs a value")
-        else:
-            flags[name] = True
+        if name in flags and name in settings:
+            if settings[name].item is None:
+                raise ValueError(f"give --{flag(name)} once, got {flags[name]} and {read}")
+            read = CommandLineText(f"{flags[name]},{read}")
+        flags[name] = read
     return flags, other_words
 
 

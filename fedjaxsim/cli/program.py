@@ -228,9 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             with end_on_signal():
                 work = _prepare(sys.argv[1:] if arguments is None else arguments)
-        except BrokenPipeError:
-            raise
         except REFUSED as error:
+            if _is_cut(error):  # help or the version
+                raise
             return refuse(error)
         code = work()
         print(end="", flush=True)
@@ -239,17 +239,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("interrupted")
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+        if _is_cut(error):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it
-            if error.errno == errno.EPIPE:
+            if isinstance(error, BrokenPipeError):
                 return 1
-            say(f"error: the output is cut: {error.strerror}")
+            say(f"error: the output is cut: {os.strerror(errno.ENOSPC)}")
             return UNWRITABLE
         if not is_expected(error):
             raise
         return refuse(error)
     finally:
         unlock_folders()
+
+
+def _is_cut(error: Exception) -> bool:
+    """Return whether the output has no reader, or no space."""
+    return isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC)
 
 
 def _prepare(arguments: Sequence[str]) -> Work:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.problems import HANGS
+from support.refusals import check_refusals, parsed
 
 from fedjaxsim.cli import main, program
 from fedjaxsim.cli.program import parse
@@ -64,18 +65,37 @@ def test_bad_flags_of_a_sweep_are_refused(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_a_flag_is_given_once_unless_it_holds_a_list():
+    check_refusals(
+        parsed,
+        {
+            "run --lam 1 --lam 2": "give --lam once, got 1 and 2",
+            "sweep --lam 1 --lam=2 --out o": "give --lam once, got 1 and 2",
+            "run --algorithm fedavg --algorithm pmtl": "once, got fedavg and pmtl",
+            "run --streamed --no-streamed": "give --streamed once",
+            "compare a --json --json": "give --json once",
+        },
+    )
+    assert parse(["tune", "--wrt", "lam", "--wrt=clip", "--out", "o"]).arguments["options"].wrt == (
+        "lam",
+        "clip",
+    )
+
+
 def test_the_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"fedjaxsim \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
-def test_output_that_cannot_be_written_is_an_error_of_one_line(tmp_path):
-    command = [sys.executable, "-m", "fedjaxsim", "ls", str(tmp_path)]
+@pytest.mark.parametrize("words", [["ls", "."], ["run", "--help"]])
+def test_output_that_cannot_be_written_is_an_error_of_one_line(words, tmp_path):
+    command = [sys.executable, "-m", "fedjaxsim", *words]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANGS, check=False
-        )
+            command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, text=True, timeout=HANGS,
+            check=False,
+        )  # fmt: skip
     assert done.returncode == 4
     assert re.fullmatch(r"fedjaxsim: error: the output is cut: .*\n", done.stderr)
 

@@ -157,6 +157,8 @@ def test_bad_input_is_refused_in_one_line(refused, command, words):
         "rounds": "--sampling-rate 0.02 --noise-multiplier 1 --delta 1e-4",
         "rate": "--noise-multiplier 1 --rounds 2000 --delta 1e-4",
     }[name]
+    for flag in flags[::2]:
+        given = re.sub(rf"{flag} \S+", "", given)
     assert words in refused(" ".join(["privacy", given, *flags]))
 
 

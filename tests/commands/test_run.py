@@ -383,8 +383,8 @@ def test_ppsgd_runs_from_the_command_line(tmp_path, capsys):
     # Weighted by public minibatch sizes, its data consumed, an output layer of one's own, averaged.
     flags = ["--algorithm", "ppsgd", "--model", "mlp", "--hidden", "4", "--loss", "one-vs-all"]
     own = ["--objective", "weighted", "--passes", "1", "--averaged", "--personalization", "0.5"]
-    small = [flag for flag in SMALL if flag not in ("--local-steps", "1")]
-    noise = ["--noise-multiplier", "1", "--explain", "--eval-every", "4"]
+    small = ["--clients", "8", "--rounds", "4", "--eval-every", "4"]
+    noise = ["--noise-multiplier", "1", "--explain"]
     assert main(["run", *small, *flags, *own, *noise, "--out", f"{tmp_path}/a"]) == 0
     printed = capsys.readouterr().out
     # All of eight clients take part, so the closed form holds.
