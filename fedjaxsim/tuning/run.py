@@ -86,6 +86,12 @@ class TuningResult(NamedTuple):
         """The settings of the final run, with the best hyperparameters."""
         return read_toml(self.path / TUNED)
 
+    def __repr__(self) -> str:
+        """Name the folder, why the tuning ended, the start and the best point."""
+        steps = {"start": self.trace.steps[0], "best": self.trace.best}
+        points = (f"\n  {name}: {_measured(step, self.title)}" for name, step in steps.items())
+        return f"TuningResult({str(self.path)!r}): {self.ended}{''.join(points)}"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tuning:
@@ -162,6 +168,8 @@ class Tuning:
         if ended != NOT_FINITE:
             tuned = tuned_settings(self.setup.final.config, best.point)
             tuned = tuned.replace(public=(*tuned.public, self.setup.statement))
+            if record["asked"]["metric"] is not None:
+                tuned = tuned.replace(metric=self.metric)
             write_tables(path / TUNED, tuned.settings())
         record |= {"stopped": ended, "best": trace.steps.index(best), "test": test}
         _write(path, record, trace.steps)  # the end, after all other files
@@ -304,9 +312,13 @@ def _write(path: Path, record: Record, steps: Sequence[Step]) -> None:
 
 def words_of(step: Step, title: str) -> str:
     """Describe a step that was tried, as in `loss 0.93 ± 0.018  lam 0.1  kept`."""
+    return f"{_measured(step, title)}  {'kept' if step.accepted else 'taken back'}"
+
+
+def _measured(step: Step, title: str) -> str:
+    """Describe a point and its value."""
     point = "  ".join(f"{flag(name)} {shown(value)}" for name, value in step.point.items())
-    fate = "kept" if step.accepted else "taken back"
-    return f"{title} {step.objective.estimate}  {point}  {fate}"
+    return f"{title} {step.objective.estimate}  {point}"
 
 
 def shown(value: Any) -> str:

@@ -25,7 +25,9 @@ SMALL = [
     "tune", "--clients", "12", "--local-steps", "1", "--sampling-rate", "1", "--rounds", "4",
     "--eval-every", "4", "--seeds", "2", "--steps", "2", "--wrt", "learning-rate,clip",
 ]  # fmt: skip
-PRIVATE = ["--epsilon", "2", "--clip", "0.3", "--held-out-clients", "0.5"]
+PRIVATE = [
+    "--epsilon", "2", "--clip", "0.3", "--held-out-clients", "0.5", "--metric", "loss",
+]  # fmt: skip
 
 
 def read(path):
@@ -91,6 +93,11 @@ def test_the_statement_is_everywhere(finished):
     assert "at most one of them may be published" in read(folder)["shared_seed"]
     assert read(folder)["shared_seed"] in printed
     assert read_toml(folder / "tuned.toml").public == (statement,)
+
+
+def test_a_run_with_the_result_is_judged_by_the_metric_that_was_asked_for(finished):
+    folder, _ = finished
+    assert read_toml(folder / "tuned.toml").metric == "loss"
 
 
 @pytest.mark.thorough
@@ -177,7 +184,10 @@ def test_the_function_takes_the_path_of_the_command(finished, tmp_path, capsys):
         "epsilon": 2.0, "clip": 0.3, "held_out_clients": 0.5,
     }  # fmt: skip
     names = ["learning-rate", "clip"]
-    done = fjs.tune(settings, tmp_path / "a", names, seeds=2, steps=2, quiet=True)
+    done = fjs.tune(settings, tmp_path / "a", names, seeds=2, steps=2, metric="loss", quiet=True)
+    assert re.fullmatch(
+        r"TuningResult\('.*/a'\): .*\n  start: loss .*  clip 0.3\n  best: loss .*", repr(done)
+    )
     path = read(folder)
     assert done.best == path["steps"][path["best"]]["point"]
     assert done.config.get("clip") == done.best["clip"]
