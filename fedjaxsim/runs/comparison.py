@@ -134,6 +134,11 @@ class Comparison:
         return rows
 
     @functools.cached_property
+    def titled_rows(self) -> list[Record]:
+        """The described rows with the titles of algorithms."""
+        return self.described_rows(algorithm_title)
+
+    @functools.cached_property
     def systems(self) -> list[System]:
         """The runs of each setting."""
         return systems(self.runs)
@@ -149,7 +154,7 @@ class Comparison:
 
     def tables(self) -> list[TextTable]:
         """Return the tables of a page: means over seeds, runs, clients, settings that differ."""
-        tables, titled_rows = [], self.described_rows(algorithm_title)
+        tables = []
         if self.means:
             label = column_label(self.means[0]["metric"], self.metrics)
             rows = [
@@ -159,7 +164,7 @@ class Comparison:
             title = "Means over seeds with 95 % intervals; differences on seeds that both have"
             tables.append(table_of_means(rows, label, title))
         tables.append(
-            table_of_runs(titled_rows, "Runs", self.metrics, condensed=True, printed=True)
+            table_of_runs(self.titled_rows, "Runs", self.metrics, condensed=True, printed=True)
         )
         if of_clients := [run for run in self.runs if run.clients is not None]:
             metric = column_metric(self.column, self.metrics)
@@ -222,7 +227,7 @@ class Comparison:
             texts,
             {
                 row["run"]: os.path.relpath(run.path, out.parent)
-                for rows in (self.rows, self.described_rows(algorithm_title))
+                for rows in (self.rows, self.titled_rows)
                 for row, run in zip(rows, self.runs, strict=True)
             },
         )
