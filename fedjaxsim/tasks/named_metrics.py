@@ -73,7 +73,8 @@ def with_metrics(task: Task, names: Sequence[str]) -> Task:
             hint = checks.did_you_mean(spelled, allowed)
             if name in ("accuracy", "loss"):
                 hint = ", which is there without asking"
-            raise ValueError(f"metrics must be among {', '.join(allowed)}, got {spelled!r}{hint}")
+            choices = f"{', '.join(allowed)} or your own, MODULE:FACTORY"
+            raise ValueError(f"metrics must be {choices}, got {spelled!r}{hint}")
         if name in ("ece", "log_loss") and not classes.probabilistic:
             raise ValueError(
                 f"{name.replace('_', '-')} needs probabilities, which one-vs-all lacks"

@@ -143,9 +143,9 @@ def test_the_metric_of_a_client_is_that_of_its_rows():
 def test_names_that_a_task_does_not_have_are_refused():
     two, four = logistic(linear((3,), 1)), softmax(linear((3,), 4), 4)
     for task, name, words in (
-        (four, "f2", "must be among f1, .*top-5, got 'f2'"),
+        (four, "f2", "must be f1, .*top-5 or your own, MODULE:FACTORY, got 'f2'"),
         (four, "top-4", "from 1 to 3"),
-        (four, "top-x", "must be among"),
+        (four, "top-x", "metrics must be f1"),
         (four, "auc-pooled", "two classes, got 4"),
         (one_vs_all(linear((3,), 4), 4), "log-loss", "needs probabilities"),
         (squared(linear((3,), 1)), "f1", "are for classifications"),
