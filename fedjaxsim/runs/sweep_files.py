@@ -14,7 +14,7 @@ from fedjaxsim import checks
 from fedjaxsim.data.files import in_file
 from fedjaxsim.factories import Setting, flag, settings_of
 from fedjaxsim.runs.parts import ROLES, check_parts
-from fedjaxsim.runs.settings import displaced, table_of, unread_by
+from fedjaxsim.runs.settings import displaced, static_keys, table_of, unread_by
 from fedjaxsim.runs.settings_files import OUTPUT, content, settings_in
 
 MOST_RUNS = 100_000
@@ -133,6 +133,9 @@ def read_file(path: Path) -> SweepFile:
         option_values = {
             name: options[name].convert(base.pop(name)) for name in [*base] if name in options
         }
+        for name, setting in static_keys().items():
+            if isinstance(base.get(name), list) and setting.item is None:
+                raise ValueError(f"{flag(name)} is one for all runs here: a list is for [sweep]")
         check_parts(base)
         return SweepFile(base, SweepOptions(**option_values), tables, boxes, search)
 

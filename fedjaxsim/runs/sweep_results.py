@@ -178,7 +178,10 @@ class SweepDirectory:
 
     def runs(self) -> list[Run]:
         """Read the finished runs."""
-        return runs_of_sweep(self.results(), self.sweep.columns, dict(self.sweep.base))
+        return self._runs_in(self.results())
+
+    def _runs_in(self, table: pa.Table) -> list[Run]:
+        return runs_of_sweep(table, self.sweep.columns, dict(self.sweep.base))
 
     def ledgers(self) -> dict[int, tuple[PrivacySpend, ...]]:
         """Read what each finished run was charged."""
@@ -213,25 +216,28 @@ class SweepDirectory:
         text = json.dumps(content)  # z may be infinite, or no number
         store.write(self.path / LEDGERS, f"{text}\n".encode())
 
-    def add(self, rows: Iterable[Record], ledgers: Mapping[int, Sequence[PrivacySpend]]) -> None:
+    def add(
+        self, rows: Iterable[Record], ledgers: Mapping[int, Sequence[PrivacySpend]]
+    ) -> list[Run]:
         """Add all evaluations of finished runs and their ledgers, and remove their checkpoint.
 
-        See `tidy` for the rows.
+        See `tidy` for the rows. Returns these runs.
         """
         self._write_ledgers({**self.ledgers(), **ledgers})
-        both = [self.results(), tidy(self.sweep, rows)]
-        table = pa.concat_tables(both, promote_options="default")
+        metadata = {_METRICS: json.dumps(metrics_to_tables(self.metrics))}
+        added = tidy(self.sweep, rows).replace_schema_metadata(metadata)
+        table = pa.concat_tables([self.results(), added], promote_options="default")
         # A metric that earlier runs lack has come last.
         last = (*SPENT, TIGHT, *SPENT_OF_EXAMPLES, "failed")
         names = [name for name in last if name in table.column_names]
         table = table.select([*(n for n in table.column_names if n not in last), *names])
         table = table.sort_by([("run", "ascending"), ("round", "ascending")])
-        records = json.dumps(metrics_to_tables(self.metrics))
-        table = table.replace_schema_metadata({_METRICS: records})
+        table = table.replace_schema_metadata(metadata)
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         store.write(self.path / RESULTS, sink.getvalue())
         self.checkpoints.clear()
+        return self._runs_in(added)
 
     def checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint of the chunk in progress; None without one."""
@@ -271,8 +277,10 @@ def recorded_settings(path: Path) -> tuple[Ranking, list[Record]]:
 
     No user's code is imported.
     """
-    tables = read_tables(path / SWEEP)
-    with intact(path / SWEEP, ": the same command again writes it anew"):
+    tables, again = read_tables(path / SWEEP), ": the same command again writes it anew"
+    if isinstance(tables.get("resolved"), dict) and "digest" not in tables["resolved"]:
+        raise ValueError(f"{path / SWEEP} was written by another version of fedjaxsim{again}")
+    with intact(path / SWEEP, again):
         made = tables["resolved"]
         if made["digest"] != _digest(tables):
             raise ValueError("it asks for other runs than those that were computed")

@@ -129,15 +129,14 @@ class Sweep:
         plan, directory = self.plan, self.directory
         begun, finished = directory.checkpoint(), directory.finished()
         done = len(finished)
-        self._log()  # of what an interruption left
+        self._log(directory.runs() if self.loggers else ())  # what an interruption left
         every = (_chunks(plan, family, finished, begun) for family in self.families)
         for chunk in _compiled_ahead(every, quiet=self.quiet):
             if begun and tuple(begun.note["runs"]) != chunk.runs:
                 directory.checkpoints.clear()
             title = f"runs {done + 1}–{done + len(chunk.runs)} of {len(plan.runs)}"
             progress = callbacks.Progress(title, quiet=self.quiet)
-            _compute(chunk, directory, stop, self.checkpoint_every, progress)
-            self._log()
+            self._log(_compute(chunk, directory, stop, self.checkpoint_every, progress))
             if stop.is_set():
                 break
             done += len(chunk.runs)
@@ -153,11 +152,11 @@ class Sweep:
         advice = (*worse, *advise_on_noise(runs, experiments))
         return result._replace(best=best, reports=reports, advice=advice)
 
-    def _log(self) -> None:
-        """Forward the finished runs to the loggers, without the swept settings in their rows."""
+    def _log(self, runs: Sequence[Run]) -> None:
+        """Forward finished runs to the loggers, without the swept settings in their rows."""
         folder, settings = self.directory.path, {"run", "delta", *self.plan.columns}
         name = f"{folder.parent.name}-{folder.name}" if self.chooses else folder.name
-        for run in self.directory.runs() if self.loggers else ():
+        for run in runs:
             rows = [{k: v for k, v in row.items() if k not in settings} for row in run.rows]
             path = folder / LOGS / f"{name}-{run.name}"
             log_finished(self.loggers, self.plan.runs[int(run.name)], path, rows)
@@ -278,8 +277,8 @@ def _compute(
     stop: Event,
     checkpoint_every: int | None,
     progress: callbacks.Progress,
-) -> None:
-    """Run a chunk to its end, or to its next checkpoint."""
+) -> list[Run]:
+    """Run a chunk to its end, or to its next checkpoint; return its runs if they are finished."""
     runs, first, batch = chunk
     config, recorded = first.config, callbacks.MetricsFile(directory.rows, exact=True)
     checkpoints = callbacks.Checkpoints(
@@ -307,7 +306,7 @@ def _compute(
         eval_clients=config.sample,
     )
     if int(state.round) < config.rounds:
-        return
+        return []
     replace, charges = recorded.run.tight_epsilon(state, "replace"), recorded.run.charges(state)
     rows = [{**row, "run": runs[row["run"]], "delta": first.delta} for row in recorded.rows]
     for row, epsilon, of_run in zip(rows[-len(runs) :], replace, charges, strict=True):
@@ -315,7 +314,7 @@ def _compute(
         if any(charged.event.unit == "example" for charged in of_run):
             spent = report(of_run, first.delta).epsilons()
             row |= {name: spent[name] for name in SPENT_OF_EXAMPLES if name in spent}
-    directory.add(rows, dict(zip(runs, charges, strict=True)))
+    return directory.add(rows, dict(zip(runs, charges, strict=True)))
 
 
 def _compiled_ahead(families: Iterator[Iterator[_Chunk]], *, quiet: bool) -> Iterator[_Chunk]:

@@ -24,7 +24,7 @@ from fedjaxsim.runs import selecting, sweeping
 from fedjaxsim.runs.build import versions
 from fedjaxsim.runs.directory import OTHER_DATA, other_results
 from fedjaxsim.runs.selecting import prepare_selection
-from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, tidy
+from fedjaxsim.runs.sweep_results import SweepDirectory, advise_on_noise, recorded_settings, tidy
 from fedjaxsim.runs.sweep_runs import SweepOptions, expand_sweep, read_sweep
 from fedjaxsim.runs.sweeping import prepare_sweep
 from fedjaxsim.simulation import Simulation
@@ -124,7 +124,8 @@ def add(sweep: SweepDirectory, *rows) -> None:
 def test_results_are_sorted_by_run_and_round(tmp_path):
     sweep = directory(tmp_path / "a" / "sweep")
     assert sweep.results().num_rows == 0
-    add(sweep, *rows_of(3), *rows_of(1))
+    added = sweep.add([*rows_of(3), *rows_of(1)], {})
+    assert [(run.name, run.rows) for run in added] == [(run.name, run.rows) for run in sweep.runs()]
     add(sweep, *({**row, "test_nmse": 2.0} for row in rows_of(0)))
     assert sweep.finished() == {0, 1, 3}
     table = sweep.results()
@@ -162,6 +163,17 @@ def test_another_sweep_is_refused(tmp_path):
     assert directory(tmp_path).finished() == {2}
     assert directory(tmp_path, other, overwrite=True).finished() == set()
     assert {path.name for path in tmp_path.iterdir()} == {"sweep.toml", store.LOCK}
+
+
+def test_a_sweep_of_another_version_is_called_that(tmp_path):
+    directory(tmp_path)
+    file = tmp_path / "sweep.toml"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(line for line in lines if not line.startswith("digest")))
+    with pytest.raises(ValueError, match=r"written by another version .* command again"):
+        recorded_settings(tmp_path)
+    directory(tmp_path)  # as the same command does
+    assert len(recorded_settings(tmp_path)[1]) == len(PLAN.runs)
 
 
 def test_the_description_asks_for_the_same_sweep(tmp_path):

@@ -323,6 +323,9 @@ def test_the_fingerprint_follows_what_results_depend_on():
         ("[sweep]\nalgorithm = 'fedsgd'", "algorithm .*'fedsgd'"),
         ("algorithm = 3\n[sweep]\nseed = 1", "algorithm .*3"),
         ("[sweep]\ndata = [3]", "data must be a name"),
+        ("rounds = [1, 2]\n[sweep]\nlam = 1", r"rounds .* a list is for \[sweep\]"),
+        ("algorithm = ['pmtl']\n[sweep]\nlam = 1", r"algorithm .* a list is for \[sweep\]"),
+        ("logger = 'wandb'\n[sweep]\nlam = 1", "logger belongs on the command line"),
         ("[sweep", "TOML"),
     ],
 )
