@@ -202,7 +202,7 @@ def _has_range(config: RunConfig, population: Population) -> bool:
 def _scaled(config: RunConfig, population: Population) -> Population:
     """Scale columns as the settings ask: public ranges first, then the other columns."""
     population = scale(population, ranges_of(config.get("range")))
-    how, target = config.get("scale"), config.loss in ("squared", "quantile")
+    how, target = config.get("scale"), config.loss in ("squared", "quantile", "squared-targets")
     if how == "all":
         return scale_by_rows(population, target=target)
     if how == "private":
@@ -403,7 +403,8 @@ def check_data(config: RunConfig, population: Population) -> None:
         )
     if labels.ndim > 1 and config.model in numbers and target != "any":
         raise ValueError(
-            f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}"
+            f"model {config.model} needs one label y for each row, (n,), got shape {labels.shape}: "
+            "several targets need loss squared-targets or multilabel"
         )
     if target in _OF_NUMBERS and (kind in _CLASSES or "y" in population.categories):
         raise ValueError(

@@ -95,7 +95,7 @@ class FinishedRun:
     def predict(self, rows: Any = None, *, client: str | None = None) -> "pd.DataFrame":
         """Predict rows, in their order, with their split and target; see `Simulation.predict`.
 
-        Several targets have a column each, such as "prediction_pay". New rows of a table need no
+        Several targets have columns each, such as "prediction_pay". New rows of a table need no
         target; if they have one it is "target" as read, which may be missing in some rows.
 
         Args:
@@ -106,10 +106,10 @@ class FinishedRun:
         """
         population, clipped, targets = self._population(rows, client)
         predictions = self.sim.predict(self.state, self.hparams, population)
-        if self.sim.task.targets is None:  # else rows have tokens, as many as they may be
-            predictions = _by_target(predictions, self.sim.reported.y.names)
         predictions |= {} if clipped is None else {"clipped": clipped}
         predictions |= {} if targets is None else {"target": targets[predictions["row"]]}
+        if self.sim.task.targets is None:  # else rows have tokens, as many as they may be
+            predictions = _by_target(predictions, self.sim.reported.y.names)
         return frame_of(predictions)
 
     def evaluate(
@@ -198,7 +198,7 @@ class FinishedRun:
     ) -> tuple[Population, np.ndarray | None]:
         """Read a data frame, or data by name, with the roles of columns that the run's data had.
 
-        Also returns the column of targets as it stands in a table, if it is not `labelled`.
+        Also returns the targets as they stand in a table, (N,) or (N, t), if not `labelled`.
         """
         settings = self.config.arguments("data")
         spec = DataSpec(rows).require_known() if isinstance(rows, str) else DataSpec("")
@@ -231,14 +231,15 @@ class FinishedRun:
         names = [*getattr(table, "column_names", getattr(table, "columns", ()))]
         if not explicit and client not in names:
             client = None  # rows of a new client
-        only_trained = [roles.split, *([] if labelled else [roles.target, roles.row_weights])]
+        only_trained = [roles.split, *([] if labelled else [*roles.targets, roles.row_weights])]
         unread = [*roles.drop, *filter(None, only_trained)]
         if not named.get("target"):  # the run's reader named no columns to drop
-            unread += _strange(self.sim.population, names, {client, roles.target})
+            unread += _strange(self.sim.population, names, {client, *roles.targets})
         dropped = [name for name in unread if name in names and name != client]
         targets = None
-        if not labelled and roles.target in names:
-            targets = table_of(table)[roles.target].to_numpy()
+        if not labelled and roles.targets and {*roles.targets} <= {*names}:
+            columns = [table_of(table)[name].to_numpy() for name in roles.targets]
+            targets = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
         roles = Roles(
             client=client,
             target=roles.target if labelled else None,
@@ -281,10 +282,12 @@ def _strange(population: Population, names: list[str], others: set[str | None]) 
 
 
 def _roles_in(population: Population) -> dict[str, Any]:
-    """Return the target and the encoded columns of a table, as a population names them."""
+    """Return the targets and the encoded columns of a table, as a population names them."""
     x, y = population.columns.get("x"), population.columns.get("y")
-    target = y.names[0] if y is not None and len(y.names) == 1 else None
-    return {"target": target, "one_hot": () if x is None else [*dict.fromkeys(x.encoded.values())]}
+    return {
+        "target": () if y is None else y.names,
+        "one_hot": () if x is None else [*dict.fromkeys(x.encoded.values())],
+    }
 
 
 def load_run(path: Path | str) -> FinishedRun:

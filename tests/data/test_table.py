@@ -110,6 +110,23 @@ def test_the_order_of_columns_is_that_of_features_and_one_hot_ones_stay_in_place
     )
 
 
+def test_several_targets_are_named_columns_of_numbers():
+    frame = pd.DataFrame(
+        {"who": ["a", "b"], "n": [1, 2], "x": [5, 6], "z": [0.5, 0.0], "t": ["u", "v"]}
+    )
+    drop = ["t"]
+    population = from_dataframe(frame, client="who", target=["z", "n"], drop=drop)
+    assert_array_equal(population.fields["y"], [[0.5, 1], [0, 2]])
+    assert population.columns["y"].names == ("z", "n")
+    assert population.columns["x"].names == ("x",)
+    with pytest.raises(ValueError, match="several targets must hold numbers, got 't'"):
+        from_dataframe(frame, client="who", target=["z", "t"])
+    with pytest.raises(ValueError, match=r"the target 'n' is 1\.0 in all 2 rows"):
+        from_dataframe(frame.assign(n=1), client="who", target=["z", "n"], drop=drop)
+    with pytest.raises(ValueError, match="'z' is named twice"):
+        from_dataframe(frame, client="who", target=["z", "z"], drop=drop)
+
+
 @pytest.mark.parametrize("kind", FRAMES)
 def test_one_column_of_lists_is_x_as_it_is(kind):
     rows = {"who": ["a", "b"], "y": [1, 2], "x": [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]}

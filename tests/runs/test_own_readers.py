@@ -131,15 +131,24 @@ def test_new_rows_are_predicted_by_the_columns_that_it_named(folder, recwarn):
 
 
 @pytest.mark.thorough
-def test_several_targets_have_the_names_of_their_columns(folder):
+@pytest.mark.parametrize(
+    "source", ["ownreader:two_targets", "csv:rows.csv --client ward --target pay,id --drop kind"]
+)
+def test_several_targets_have_the_names_of_their_columns(folder, source):
     """And each its own unit, in predictions and coefficients."""
     how = "--algorithm fedavg --rounds 2 --sampling-rate 1 --epsilon inf --quiet --out two"
     scaled = "--loss squared-targets --range age=20:50 --range pay=0:2000 --range id=0:23"
-    assert main(["run", "--data", "ownreader:two_targets", *f"{scaled} {how}".split()]) == 0
+    command = f"run --data {source} {scaled} {how} --overwrite"
+    assert main(command.split()) == 0
     run, rows = load_run(folder / "two"), pd.read_csv("rows.csv")
     said = run.predict()
     columns = "client row split prediction_pay prediction_id target_pay target_id"
     assert [*said] == columns.split()
+    if source.startswith("csv"):
+        new = run.predict("csv:rows.csv")
+        same = [name for name in said if name != "split"]
+        pd.testing.assert_frame_equal(new[same], said[same], check_dtype=False)
+        assert "target_pay" not in run.predict(rows.drop(columns=["pay", "id"]))
     table = run.coefficients().set_index(["client", "target"])
     for target in ("pay", "id"):
         of_client = table.loc[[(client, target) for client in said.client]]

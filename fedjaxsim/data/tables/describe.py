@@ -208,7 +208,7 @@ def columns_of(
     table = table_of(frame)
     roles = roles.with_split(table.column_names, lambda name: texts(table[name]))
     check_names(table.column_names, len(table), roles)
-    named: dict[str | None, str] = {roles.target: "target"}
+    named: dict[str | None, str] = dict.fromkeys(roles.targets, "target")
     named |= {roles.client: "client", roles.split: "split", roles.x: "x"}
     named |= {roles.exposure: "exposure", roles.row_weights: "row-weights"}
     named |= dict.fromkeys(roles.one_hot, "one-hot") | dict.fromkeys(roles.drop, "dropped")

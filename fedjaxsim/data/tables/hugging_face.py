@@ -147,9 +147,10 @@ def _source_of(
     source = source_of(table, roles, pixels)
     if split is not None:
         source = dataclasses.replace(source, split=split)
-    if isinstance(kind := kinds[roles.target], datasets.ClassLabel):
+    [target] = roles.targets
+    if isinstance(kind := kinds[target], datasets.ClassLabel):
         if missing := int((source.fields["y"] < 0).sum()):
-            raise ValueError(f"the target {roles.target!r} has {missing} rows without a class (-1)")
+            raise ValueError(f"the target {target!r} has {missing} rows without a class (-1)")
         names = {**source.about["categories"], "y": (*kind.names,)}
         source = dataclasses.replace(source, about={**source.about, "categories": names})
     return source

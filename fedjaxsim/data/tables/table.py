@@ -46,7 +46,10 @@ OnlyFeature = Annotated[str | None, "The only column of features; text becomes i
 class Roles(Options):
     """The roles of columns; see `from_dataframe`."""
 
-    target: Annotated[str | None, "Column to predict; without it, columns can be shown."] = None
+    target: Annotated[
+        str | Sequence[str] | None,
+        "Column to predict, or several of numbers; without it, columns can be shown.",
+    ] = None
     client: Client = None
     split: Annotated[str | None, "Column with train, validation or test."] = None
     one_hot: OneHot = ()
@@ -66,9 +69,14 @@ class Roles(Options):
     )
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns to predict."""
+        return (self.target,) if isinstance(self.target, str) else tuple(self.target or ())
+
+    @property
     def taken(self) -> list[str]:
-        """The columns of clients, the target, splits, exposures and weights."""
-        named = (self.client, self.target, self.split, self.exposure, self.row_weights)
+        """The columns of clients, targets, splits, exposures and weights."""
+        named = (self.client, *self.targets, self.split, self.exposure, self.row_weights)
         return [name for name in named if name is not None]
 
     def with_split(self, names: list[str], values: Callable[[str], np.ndarray]) -> "Roles":
@@ -76,7 +84,7 @@ class Roles(Options):
 
         Another role of the column leaves the roles as they are.
         """
-        taken = {self.split, self.target, self.x, *self.one_hot, *self.drop}
+        taken = {self.split, *self.targets, self.x, *self.one_hot, *self.drop}
         if self.split or self.client == _SPLIT or _SPLIT in taken or _SPLIT not in names:
             return self
         distinct = {*values(_SPLIT).tolist()}
@@ -88,7 +96,7 @@ def from_dataframe(
     frame: Any,
     *,
     client: str,
-    target: str | None,
+    target: str | Sequence[str] | None,
     split: str | None = None,
     one_hot: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -103,12 +111,12 @@ def from_dataframe(
     Every other column is a feature, in the order of the columns: "x" is (N, d) float32. Clients
     are sorted by name, as numbers where all are whole numbers, and keep the order of their
     rows. A target of numbers stays; a target of text becomes classes 0 … c − 1 in sorted order,
-    with their names in `categories`.
+    with their names in `categories`. Several targets are numbers, (N, t).
 
     Args:
       frame: a data frame that pyarrow reads.
       client: column with the client of each row.
-      target: column to predict; None for rows whose target nobody knows yet.
+      target: column to predict, or several; None for rows whose target nobody knows yet.
       split: column of "train", "validation" and "test", or other usual names of these; by default
         a column called split that holds these, else all rows are training rows.
       one_hot: columns to replace by one column of 0 and 1 per value that occurs.
@@ -134,7 +142,7 @@ def from_dataframe(
 
 def read_frame(frame: Any, roles: Roles) -> Source:
     """Read clients, rows and targets from a data frame; see `from_dataframe`."""
-    return _varied(source_of(frame, roles), roles.target)
+    return _varied(source_of(frame, roles), roles.targets)
 
 
 def read_file(
@@ -246,16 +254,16 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     else:
         x, columns["x"] = _numbers(table, features, roles.one_hot)
     labels = {}
-    if roles.target is not None:
-        y, classes = _target(roles.target, table[roles.target])
+    if roles.targets:
+        y, classes = _targets(roles.targets, table)
         labels = {"y": y}
         if classes:
             categories["y"] = classes
             public.append(
                 "The names of the classes are read from all clients' labels and taken as public."
             )
-        if y.ndim == 1:
-            columns["y"] = Columns((roles.target,))
+        if y.ndim == 1 or len(roles.targets) > 1:
+            columns["y"] = Columns(roles.targets)
     if roles.one_hot:
         of = listed(roles.one_hot)
         public.append(
@@ -283,15 +291,17 @@ def source_of(frame: Any, roles: Roles, pixels: Any = None) -> Source:
     )
 
 
-def _varied(source: Source, target: str | None) -> Source:
+def _varied(source: Source, targets: Sequence[str]) -> Source:
     """Check that the targets of rows to train on differ."""
-    y = source.fields.get("y")
-    if y is not None and y.ndim == 1 and np.all(y == y[0]):
-        classes = source.about["categories"].get("y")
-        only = y[0] if classes is None else classes[y[0]]
-        raise ValueError(
-            f"the target {target!r} is {only} in all {len(y)} rows: there is nothing to predict"
-        )
+    y = source.fields.get("y", np.empty(0))
+    for target, values in zip(targets, y.T if len(targets) > 1 else [y], strict=False):
+        if values.ndim == 1 and np.all(values == values[0]):
+            classes = source.about["categories"].get("y")
+            only = values[0] if classes is None else classes[values[0]]
+            raise ValueError(
+                f"the target {target!r} is {only} in all {len(values)} rows: there is nothing to "
+                "predict"
+            )
     return source
 
 
@@ -564,6 +574,19 @@ def _stacked(column: "ChunkedArray", where: str) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{where} must hold lists of numbers, got {column.type}")
     return to_float32(array) if array.dtype.kind == "f" else array
+
+
+def _targets(names: Sequence[str], table: "Table") -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the array y, (N,) or of several targets (N, t), and for text its classes' names."""
+    columns = [_target(name, table[name]) for name in names]
+    if len(columns) == 1:
+        return columns[0]
+    for name, (y, classes) in zip(names, columns, strict=True):
+        if classes or y.ndim > 1:
+            raise ValueError(
+                f"several targets must hold numbers, got {name!r} of {table[name].type}"
+            )
+    return np.stack([y for y, _ in columns], axis=1), ()
 
 
 def _target(name: str, column: "ChunkedArray") -> tuple[np.ndarray, tuple[str, ...]]:
