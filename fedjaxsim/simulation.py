@@ -1171,13 +1171,13 @@ class Simulation(Fixed):
         """Return the expected bytes of the messages of one round, of all clients who take part."""
         message = self.message_shapes(keys.seed_key(0), hparams)
         rate = self.sampler.answer_rate(self.sampler.rate(hparams.as_arrays()))
-        return bytes_of(message) * float(np.mean(rate)) * self.num_clients
+        return bytes_of(message) * float(np.mean(np.asarray(rate))) * self.num_clients
 
     def round_work(self, hparams: Hyperparameters) -> RoundWork:
         """Return the work of a round, from which `Clock` tells its expected seconds."""
         message, values = self.message_shapes(keys.seed_key(0), hparams), hparams.as_arrays()
         sampler, at_work = self.sampler, self.algorithm.at_work
-        scheme, rate = sampler.scheme, float(np.mean(sampler.rate(values)))
+        scheme, rate = sampler.scheme, float(np.mean(np.asarray(sampler.rate(values))))
         coins = {
             "poisson": (self.num_clients, rate),
             "allocation": (self.num_clients, rate),
@@ -1193,8 +1193,8 @@ class Simulation(Fixed):
             float(self._operations[kind]),
             float(bytes_of(message)),
             draws,
-            float(sampler.answer_rate(jnp.asarray(drawn))),
-            None if at_work is None else float(np.mean(at_work(values))),
+            float(sampler.answer_rate(jnp.asarray(np.asarray(drawn)))),
+            None if at_work is None else float(np.mean(np.asarray(at_work(values)))),
         )
 
     def facts(self, hparams: Hyperparameters) -> dict[str, str]:

@@ -73,12 +73,15 @@ def test_a_run_and_its_report_pass_all_checkers_and_compile_no_crowd():
     with contextlib.ExitStack() as stack:
         for checker in strict:
             stack.enter_context(checker)
-        sim = simulation_of("fedavg", task, population, poisson(), Minibatches(4, steps=1))
-        hparams = read_by(sim, **VALUES)
-        state, _ = sim.round(sim.init(0, hparams), hparams)
+        with compilations() as begun:
+            sim = simulation_of("fedavg", task, population, poisson(), Minibatches(4, steps=1))
+            hparams = read_by(sim, **VALUES)
+            state, _ = sim.round(sim.init(0, hparams), hparams)
         with compilations() as programs:
             bound = float(sim.epsilon(state))
         epsilon = sim.guarantee(state).guarantees[0].epsilon
+    # Two keys, the rate of a sampler and of its trace, the first state, a round, and moves of rows.
+    assert len(begun) <= 10
     assert len(programs) <= 1
     assert epsilon is not None
     assert 0 < epsilon <= bound

@@ -253,6 +253,12 @@ def _threshold(sampling_rate: jax.Array) -> jax.Array:
     return jnp.floor(jax.lax.stop_gradient(sampling_rate) * 2.0**32).astype(jnp.uint32)
 
 
+@jax.jit  # a run also asks for it outside any program, where each operation is one
+def _rate_of_coins(p: jax.Array) -> jax.Array:
+    """Return the probability with which `_coins` draws a client, as the threshold rounds it."""
+    return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32)
+
+
 def _coins(key: jax.Array, p: jax.Array, num_clients: int) -> tuple[jax.Array, ...]:
     """Toss a coin per client: ids (m,), whether drawn (m,), and 0 clients without a slot."""
     drawn = (threefry.bits(key, (num_clients,)) < _threshold(p)) | (p >= 1)
@@ -357,7 +363,7 @@ def _poisson(num_clients: int, usual: float, max_rate: float, capacity: int | No
         p = jax.lax.stop_gradient(jnp.asarray(hparams.get("sampling_rate", usual), float))
         if by_blocks:
             return blocks.charged_rate(p, largest)
-        return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32)
+        return _rate_of_coins(p)
 
     def check(hparams):
         rates = on_host(hparams.sampling_rate)
@@ -567,8 +573,7 @@ def cyclic(
             return _in_slots(keep_key, ids, in_turn & heads, slots, num_clients)
 
         def rate(hparams):
-            p = probability(hparams.get("sampling_rate", usual))
-            return jnp.where(p >= 1, 1.0, _threshold(p).astype(p.dtype) * 2.0**-32) / groups
+            return _rate_of_coins(probability(hparams.get("sampling_rate", usual))) / groups
 
         def check(hparams):
             rates = on_host(hparams.sampling_rate)

@@ -94,6 +94,7 @@ def _row_and_threshold(rate: jax.Array, first: int) -> tuple[jax.Array, jax.Arra
     return row, jnp.floor(jnp.ldexp(p, row + 32)).astype(jnp.uint32)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def charged_rate(rate: jax.Array, largest_rate: float) -> jax.Array:
     """Return the probability, (), with which `draw` includes a client at this rate.
 
