@@ -85,27 +85,29 @@ def test_one_step_by_hand():
     task = squared(linear((2,), 1))
     rows = Rows(fields, jnp.array([0]), jnp.array([2]), generate=lambda key, row, size: fields)
 
-    def data_of(steps):
-        steps = Minibatches(2, steps=steps)
-        return rows.of(jnp.int32(0), jax.random.key(0), steps, BatchReadOptions())
-
-    data = data_of(1)
-    start = task.init(jax.random.key(0))
     assert task.linear is not None
-    update = linear_update(start, data.fold, 1, 2, task.linear, jnp.float32(1.0))
-    assert isinstance(update["kernel"], Sealed)
-    np.testing.assert_array_equal(update["kernel"].dense(), [[1, 5]])
-    np.testing.assert_array_equal(update["bias"], [4])
-    assert float(loss_of(data)["loss"]) == 10
+    linear_task = task.linear
+    start = jax.jit(task.init)(jax.random.key(0))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def updated(steps, mu):
+        minibatches = Minibatches(2, steps=steps)
+        data = rows.of(jnp.int32(0), jax.random.key(0), minibatches, BatchReadOptions())
+        update = linear_update(start, data.fold, steps, 2, linear_task, jnp.float32(1.0), mu=mu)
+        assert isinstance(update["kernel"], Sealed)
+        return update["kernel"].dense(), update["bias"], loss_of(data)["loss"]
+
+    kernel, bias, loss = updated(1, 0.0)
+    np.testing.assert_array_equal(kernel, [[1, 5]])
+    np.testing.assert_array_equal(bias, [4])
+    assert float(loss) == 10
     # The second step sees v = (1, 5), 4: errors 15 − 2 and 9 − 6, so −ηR = −(6.5, 1.5).
-    data = data_of(2)
-    update = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0))
-    np.testing.assert_array_equal(update["kernel"].dense(), [[1 - 6.5, 5 - 13 - 1.5]])
-    np.testing.assert_array_equal(update["bias"], [4 - 6.5 - 1.5])
-    assert float(loss_of(data)["loss"]) == (10 + (13**2 + 3**2) / 4) / 2
+    kernel, bias, loss = updated(2, 0.0)
+    np.testing.assert_array_equal(kernel, [[1 - 6.5, 5 - 13 - 1.5]])
+    np.testing.assert_array_equal(bias, [4 - 6.5 - 1.5])
+    assert float(loss) == (10 + (13**2 + 3**2) / 4) / 2
     # With μ = 1/2 the first update is halved before the second step.
-    update = linear_update(start, data.fold, 2, 2, task.linear, jnp.float32(1.0), mu=0.5)
-    np.testing.assert_array_equal(update["kernel"].dense(), [[0.5 - 6.5, 2.5 - 13 - 1.5]])
+    np.testing.assert_array_equal(updated(2, 0.5)[0], [[0.5 - 6.5, 2.5 - 13 - 1.5]])
 
 
 @pytest.mark.parametrize(

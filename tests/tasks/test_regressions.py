@@ -181,7 +181,7 @@ def test_ordinal_loss_is_the_proportional_odds_model():
     np.testing.assert_array_equal(found["prediction"], share.argmax(axis=1))
     np.testing.assert_allclose(found["probability"], share.max(axis=1), rtol=1e-4)
     assert task.classes is not None  # so it has F1, calibration and others by name
-    scores = task.classes.scores(params, batch.fields)
+    scores = jax.jit(task.classes.scores)(params, batch.fields)
     np.testing.assert_allclose(np.exp(scores), share, rtol=1e-4)
     np.testing.assert_array_equal(metrics["off"], np.abs(share.argmax(axis=1) - y))
     far = params | {"model": {"kernel": jnp.array([[300.0, 0.0]])}}
