@@ -240,7 +240,7 @@ def test_at_infinite_epsilon_nothing_is_clipped_or_noised(flags):
         ("--epsilon 1 --clip inf", "clip must be finite where epsilon is"),  # settings
         ("--data npz:/dev/null", "/dev/null"),  # data
         ("--noise-multiplier -1", "noise-multiplier"),  # a simulation
-        ("--out /dev/null/x", "/dev/null"),  # files
+        (f"{' '.join(DIGITS)} --out /dev/null/x", "/dev/null"),  # files
     ],
 )
 def test_each_layer_refuses_in_one_line(refused, flags, words):

@@ -39,17 +39,23 @@ def experiment(*flags):
     return prepare(command.settings)
 
 
-def epsilons(*flags, small=SMALL) -> list[float]:
-    """ε of a whole plan at δ = 10⁻³, for zero-out and for replacement, as its run would have it."""
-    found = experiment(*small, "--delta", "1e-3", *flags)
-    both = [report([found.planned()], found.delta).find(each).epsilon for each in ADJACENCIES]
-    return [epsilon for epsilon in both if epsilon is not None]
-
-
 @functools.cache
 def digits() -> Population:
     """The data of small runs."""
     return population_of(parse(["run", *SMALL]).settings)
+
+
+def untraced(*flags):
+    """A run on digits, checked but for its functions, which tests of samplers trace."""
+    config = parse(["run", *flags]).settings
+    return prepare(config, simulation_of(config, digits()))
+
+
+def epsilons(*flags, small=SMALL) -> list[float]:
+    """ε of a whole plan at δ = 10⁻³, for zero-out and for replacement, as its run would have it."""
+    found = untraced(*small, "--delta", "1e-3", *flags)
+    both = [report([found.planned()], found.delta).find(each).epsilon for each in ADJACENCIES]
+    return [epsilon for epsilon in both if epsilon is not None]
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -87,7 +93,7 @@ RATES = zip(SAMPLERS, (0.3, 1.0, 0.25, 0.25, 0.125, 0.25), strict=True)
 @pytest.mark.parametrize(("name", "rate"), list(RATES))
 def test_every_sampler_has_a_flag(name, rate):
     given = ["--sampling-rate", "0.3"] if name == "poisson" else NEEDS.get(name, [])
-    found = experiment(*SMALL, "--sampling", name, *given, "--epsilon", "2")
+    found = untraced(*SMALL, "--sampling", name, *given, "--epsilon", "2")
     assert found.simulation.sampler.rate(found.hparams) == rate
     scheme = found.simulation.sampler.scheme
     assert scheme.kind == name
