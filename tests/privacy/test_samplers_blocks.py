@@ -103,11 +103,14 @@ def test_an_overfull_cohort_loses_members_uniformly(overfull):
     assert abs(first - last) < bound
 
 
+_row_and_threshold = jax.jit(blocks._row_and_threshold, static_argnums=1)
+
+
 @pytest.mark.parametrize("p", [2.0**-32, 1e-9, 1e-7, 1e-4, 0.01, 1 / 64, 0.02])
 def test_the_rate_charged_is_the_float32_rate_itself(p):
     hparams = Hyperparameters(sampling_rate=p).as_arrays()
     assert float(SAMPLING.rate(hparams)) == float(np.float32(p))
-    row, threshold = blocks._row_and_threshold(jnp.float32(p), 5)
+    row, threshold = _row_and_threshold(jnp.float32(p), 5)
     assert float(threshold) * 2.0 ** -(32 + int(row)) == float(np.float32(p))
 
 
