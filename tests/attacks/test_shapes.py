@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.problems import classification
+from support.problems import classification, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim.engine.batch import batch, varying
@@ -27,7 +27,7 @@ POPULATION, TASK = classification([5] * M)
     ],
 )
 def test_a_value_for_each_client_or_coordinate_is_refused(name, value, mechanism):
-    sim = fjs.Simulation(fjs.fedavg(TASK), POPULATION, fjs.poisson(0.5), mechanism=mechanism)
+    sim = fjs.Simulation(untrained(TASK), POPULATION, fjs.poisson(0.5), mechanism=mechanism)
     given = {"clip": 1.0, "noise_multiplier": 1.0}
     if name == "count_noise":
         given["count_noise"] = 10.0
@@ -41,7 +41,7 @@ def test_a_value_for_each_client_or_coordinate_is_refused(name, value, mechanism
 @pytest.fixture(scope="module")
 def sim():
     return fjs.Simulation(
-        fjs.fedavg(TASK), POPULATION, fjs.poisson(0.5), fjs.Minibatches(2, steps=1),
+        untrained(TASK), POPULATION, fjs.poisson(0.5), fjs.Minibatches(2, steps=1),
         adaptive_clipping(),
     )  # fmt: skip
 

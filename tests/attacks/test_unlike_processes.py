@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import pytest
-from support.problems import classification, read_by
+from support.problems import classification, read_by, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim import simulation, simulation_batch
@@ -30,7 +30,7 @@ def less_in_the_second(accumulator, denominator, key, state, hparams, round_):
 def on_devices():
     """A simulation over a mesh of one device."""
     return fjs.Simulation(
-        fjs.fedavg(TASK), POPULATION, fjs.full_participation(), fjs.Minibatches(4, steps=1),
+        untrained(TASK), POPULATION, fjs.full_participation(), fjs.Minibatches(4, steps=1),
         BASE._replace(release=less_in_the_second), devices=jax.devices()[:1],
     )  # fmt: skip
 

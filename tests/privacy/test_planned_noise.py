@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.problems import classification
+from support.problems import classification, untrained
 
 import fedjaxsim as fjs
 from fedjaxsim.gradients.whole_run import hypergradient
@@ -34,7 +34,7 @@ UNKNOWN = "from its state", "at random", "from messages"
 
 @functools.cache
 def simulation(name):
-    """FedAvg with a mechanism whose noise multiplier is not that of the hyperparameters."""
+    """A run with a mechanism whose noise multiplier is not that of the hyperparameters."""
     way = WAYS[name]
     base = fjs.gaussian()
 
@@ -47,7 +47,7 @@ def simulation(name):
 
     mechanism = base._replace(init=lambda hparams: jnp.float32(0.5), release=release)
     sampling, batches = fjs.full_participation(), fjs.Minibatches(4, steps=1)
-    return fjs.Simulation(fjs.fedavg(TASK), POPULATION, sampling, batches, mechanism)
+    return fjs.Simulation(untrained(TASK), POPULATION, sampling, batches, mechanism)
 
 
 def settings(sim, z=Z):
@@ -152,7 +152,7 @@ def test_an_overflowed_ledger_says_what_makes_room():
 def test_the_noise_of_our_mechanisms_is_known_before_a_run(name):
     mechanism = getattr(fjs.privacy, name)()
     sampling, batches = fjs.full_participation(), fjs.Minibatches(4, steps=1)
-    sim = fjs.Simulation(fjs.fedavg(TASK), POPULATION, sampling, batches, mechanism)
+    sim = fjs.Simulation(untrained(TASK), POPULATION, sampling, batches, mechanism)
     values = {"clip": 1.0, "noise_multiplier": Z, "count_noise": 9.0}
     hparams = sim.hyperparameters(**{k: v for k, v in values.items() if k in sim.records})
     assert sim.planned(hparams, 0, ROUNDS).entries == (Entry(Z, 1.0, ROUNDS),)
