@@ -359,6 +359,7 @@ def _ratios(config: RunConfig, simulation: Simulation) -> dict[str, float]:
     if config.loss != "squared":
         raise ValueError(f"lam and lam-intercept must be given with loss {config.loss}")
     noise = math.isfinite(config.target_epsilon) or (config.get("noise_multiplier") or 0) > 0
+    noise |= is_user_code(config.parts["mechanism"].name)  # it may have noise of other settings
     if noise or simulation.examples is not None or config.get("evaluate_privately") is not None:
         return {"lam": 1.0, "lam_intercept": 1.0}
     return variance_ratios(simulation.population)

@@ -174,12 +174,14 @@ def test_an_own_loss_may_have_the_names_of_classes_numbered(tmp_path):
     assert {*np.unique(population.fields["y"])} == {1, 2}
 
 
-def test_only_a_run_without_noise_estimates_how_clients_shrink(table):
+def test_only_a_run_without_noise_estimates_how_clients_shrink(table, tmp_path):
     scaled = ["--loss", "squared", "--range", "days=0:40", "--algorithm", "ditto", "--pull", "rows"]
     run = experiment("days", *scaled)
     want = fjs.data.variance_ratios(run.simulation.population)
     assert float(run.hparams.lam) == pytest.approx(want["lam"])
     assert run.resolved()["resolved"]["lam_intercept"] == pytest.approx(want["lam_intercept"])
-    config = parse(flags("days", *scaled, "--noise-multiplier", "1")).settings
-    private = hparams_of(config, run.simulation)  # no ε would cover an estimate
-    assert (float(private.lam), float(private.lam_intercept)) == (1, 1)
+    (tmp_path / "own_noise.py").write_text("import fedjaxsim as fjs\nmechanism = fjs.gaussian\n")
+    for noise in (["--noise-multiplier", "1"], ["--mechanism", "own_noise.py:mechanism"]):
+        config = parse(flags("days", *scaled, *noise)).settings
+        private = hparams_of(config, run.simulation)  # no ε would cover an estimate
+        assert (float(private.lam), float(private.lam_intercept)) == (1, 1)
