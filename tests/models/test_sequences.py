@@ -2,11 +2,13 @@
 
 import json
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
@@ -63,6 +65,39 @@ def test_a_gpu_adds_no_derivative_of_an_embedding_in_changing_order():
         there, text = slopes(params), str(jax.make_jaxpr(slopes)(params))
     assert "scatter-add" not in text
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), there, here)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_an_accelerator_differentiates_a_gru_as_the_plain_recurrence(platform):
+    """Positions fill no whole number of a loop's iterations; each client has its own weights."""
+    model = gru((11,), 3, 5, (4, 3))
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), drawn(model, 0), drawn(model, 1))
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 5, (2, 3, 11)))
+
+    def loss(params):
+        return jnp.sum(jax.vmap(model.apply)(params, x) ** 2)
+
+    def derivatives(params):
+        gradient = jax.grad(loss)
+        return loss(params), jax.jvp(gradient, (params,), (gradient(params),))
+
+    plain = jax.jit(derivatives)(params)
+    with planning_for(Backend(platform, None)):
+        assert sequential_products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) == 2 * 2
+        found = jax.jit(derivatives)(params)
+    assert sequential_products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) == 2 * 3
+    chex.assert_trees_all_close(found, plain, rtol=1e-4, atol=1e-4)
+
+
+def sequential_products(jaxpr, in_loop=False):
+    """Count the products in the loops of a jaxpr."""
+    total = 0
+    for each in jaxpr.eqns:
+        name = each.primitive.name
+        total += in_loop and name == "dot_general"
+        inside = jaxprs_in_params(each.params)
+        total += sum(sequential_products(inner, in_loop or name == "scan") for inner in inside)
+    return total
 
 
 NETWORKS = pytest.mark.parametrize(
