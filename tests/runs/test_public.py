@@ -68,7 +68,7 @@ def test_text_for_a_reader_of_ones_own_may_be_a_path_and_stays(run):
     published = _public_settings(config | {"file": "/home/ann/patients.csv"})
     assert (published["data"], published["year"]) == ("mycode:patients", 2025)
     # Text has the names that parts of the package give it: those of the run, and others.
-    assert (published["local_optimizer"], published["target"]) == ("sgd", "y")
+    assert (published["local_optimizer"], published["target"]) == ("sgd", ["y"])
     assert "file" not in published
     assert published["rounds"] == 2
 

@@ -34,7 +34,7 @@ def test_the_names_of_classes_say_how_many_there_are(table):
 def test_flags_name_columns(table):
     flags = f"--data {table} --client who --target likes --drop age,height --one-hot a --split b"
     config = parse(["run", *flags.split()]).settings  # pyright: ignore[reportAttributeAccessIssue]
-    assert (config.client, config.target, config.split) == ("who", "likes", "b")
+    assert (config.client, config.target, config.split) == ("who", ("likes",), "b")
     assert (config.drop, config.one_hot) == (("age", "height"), ("a",))
 
 
