@@ -1,5 +1,7 @@
 """Messages that are products of thin matrices agree with the matrices they stand for."""
 
+import functools
+
 import chex
 import hypothesis.extra.numpy as hnp
 import jax
@@ -35,16 +37,21 @@ def random_messages(seed, scale=1.0, dtype: type = np.float64):
 
 def test_a_product_by_hand():
     # (1, 2)ᵀ(3, 4) = ((3, 4), (6, 8)), of norm √(9 + 16 + 36 + 64) = √125; C = √5 is a fifth of it.
+    @jax.jit
+    def forms(product, bias):
+        one, both = clip(product, np.sqrt(5)), clip({"w": product, "b": bias}, 7.0).messages
+        norm = products.squared_norm(product)
+        return dense(product), norm, dense(one.messages), one.clipped, dense(both["w"]), both["b"]
+
     product = Product(jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 4.0]]))
-    np.testing.assert_array_equal(dense(product), [[3, 4], [6, 8]])
-    np.testing.assert_allclose(products.squared_norm(product), 125, rtol=1e-5)
-    clipped = clip(product, jnp.float32(np.sqrt(5)))
-    np.testing.assert_allclose(dense(clipped.messages), [[0.6, 0.8], [1.2, 1.6]], rtol=3e-5)
-    assert clipped.clipped
+    matrix, norm, one, clipped, whole, bias = forms(product, jnp.array([np.sqrt(71.0)]))
+    np.testing.assert_array_equal(matrix, [[3, 4], [6, 8]])
+    np.testing.assert_allclose(norm, 125, rtol=1e-5)
+    np.testing.assert_allclose(one, [[0.6, 0.8], [1.2, 1.6]], rtol=3e-5)
+    assert clipped
     # With a second leaf of norm √(196 − 125) the whole has norm 14, and C = 7 halves both.
-    both = clip({"w": product, "b": jnp.array([np.sqrt(71.0)])}, jnp.float32(7)).messages
-    np.testing.assert_allclose(dense(both["w"]), [[1.5, 2], [3, 4]], rtol=3e-5)
-    np.testing.assert_allclose(both["b"], [np.sqrt(71.0) / 2], rtol=3e-5)
+    np.testing.assert_allclose(whole, [[1.5, 2], [3, 4]], rtol=3e-5)
+    np.testing.assert_allclose(bias, [np.sqrt(71.0) / 2], rtol=3e-5)
 
 
 @pytest.mark.thorough
@@ -76,29 +83,29 @@ def test_derivatives_agree_with_those_of_the_matrices(mode, clip_norm):
         def total(form, messages, c):
             return Messages(form(messages)).bound(c, mask).messages.total()
 
-        for argument in (0, 1):
-            ours, expected = (
-                jax.jit(mode(lambda *args, form=form: total(form, *args), argument))(
-                    messages, jnp.asarray(clip_norm)
-                )
-                for form in (lambda message: message, dense)
-            )
-            chex.assert_trees_all_close(ours, expected, rtol=1e-11, atol=1e-12)
+        ours, expected = (
+            jax.jit(mode(functools.partial(total, form), (0, 1)))(messages, jnp.asarray(clip_norm))
+            for form in (lambda message: message, dense)
+        )
+        chex.assert_trees_all_close(ours, expected, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", [pytest.param(jax.jacfwd, marks=pytest.mark.thorough), jax.jacrev])
 def test_a_derivative_at_zero_and_at_infinity_is_that_of_the_identity(mode):
     # The bilinear leftᵀ·right at right = 0 moves by leftᵀ·d(right), and a factor 1 changes nothing.
     left, right = jnp.ones((1, 2)), jnp.zeros((1, 1))
+
+    def clipped(right, clip_norm):
+        return dense(clip(Product(left, right), clip_norm).messages)
+
+    derivative = jax.jit(mode(clipped))
     for clip_norm in (1.0, np.inf):
-
-        def clipped(right, clip_norm=clip_norm):
-            return dense(clip(Product(left, right), jnp.float32(clip_norm)).messages)
-
-        np.testing.assert_array_equal(jax.jit(mode(clipped))(right), np.ones((2, 1, 1, 1)))
+        np.testing.assert_array_equal(
+            derivative(right, np.float32(clip_norm)), np.ones((2, 1, 1, 1))
+        )
 
 
-compiled = jax.jit(clip)
+compiled, cleared = jax.jit(clip), jax.jit(products._cleared)
 elements = st.floats(-(2.0**30), 2.0**30, width=32)
 thin = st.tuples(
     hnp.arrays(np.float32, (3, 5), elements=elements),
@@ -125,7 +132,7 @@ def test_the_true_norm_never_exceeds_the_bound_at_any_scale(factors, exponent, c
         left = np.ldexp(factors[0], exponent).astype(np.float32)
         right = np.ldexp(factors[1], -exponent).astype(np.float32)
     clipped = compiled(Product(left, right), np.float32(clip_norm)).messages
-    assert norm64(Product(clipped.left, products._cleared(clipped))) <= clip_norm
+    assert norm64(Product(clipped.left, cleared(clipped))) <= clip_norm
 
 
 def test_no_more_room_is_left_for_rounding_than_documented():

@@ -57,7 +57,7 @@ def test_a_group_has_the_epsilon_of_poisson_cohorts_at_its_own_rate(kind, rate, 
 
 def test_a_group_has_the_epsilon_of_dp_accounting():
     pytest.importorskip("dp_accounting")
-    charges = charged(scheme(), GAUSSIAN, (1.0, 0.2, 20))
+    charges = charged(scheme(), GAUSSIAN, (3.0, 0.2, 20))
     own = charges._replace(scheme=charges.scheme.at_share(0.25))
     second = second_opinion.epsilon([own], DELTA, "zero_out")
     assert level_of(charges, 0.25) == pytest.approx(second, rel=5e-3)
