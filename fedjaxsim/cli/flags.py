@@ -109,7 +109,7 @@ def split(
     left = list(words)
     while left:
         word = left.pop(0)
-        if not word.startswith("-") or word[1:2].isdigit() or word[1:2] == ".":
+        if not word.startswith(("-", "–", "—")) or word[1:2].isdigit() or word[1:2] == ".":
             other_words.append(word)
             continue
         name, equals, value = word.removeprefix("--").partition("=")

@@ -31,6 +31,8 @@ def run(
       name: Name of the run in tables, in place of its directory's.
       tags: Words by which `fedjaxsim ls` finds it.
     """
+    if name == "":
+        raise ValueError("name must hold a character, got ''")
     labels = ({} if name is None else {"name": name}) | ({"tags": list(tags)} if tags else {})
     output.validate(out, overwrite=overwrite, name=name, tags=tags)
     if settings.streamed and (devices.count or 1) > 1:

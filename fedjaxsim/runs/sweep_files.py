@@ -53,11 +53,10 @@ class SweepOptions:
         checks.positive(memory=self.memory)
         allowed = [flag(key) for key in keys if key != "seed"]  # over seeds, values are averaged
         names = [flag(name) for name in self.best_over or ()]
+        swept = ", ".join(allowed) or "none"
         for name in names:
             if name not in allowed or names.count(name) > 1:
-                raise ValueError(
-                    f"best-over takes swept keys ({', '.join(allowed)}), each once, got {name!r}"
-                )
+                raise ValueError(f"best-over takes swept keys ({swept}), each once, got {name!r}")
 
 
 class SweepFile(NamedTuple):

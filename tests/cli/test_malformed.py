@@ -71,6 +71,7 @@ def answer(tmp_path, monkeypatch, capsys):
         "sweep absent.toml --out s",
         "sweep . --out s",
         "resume .",
+        "run --name= --out r",
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(answer, command):

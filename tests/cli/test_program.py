@@ -74,6 +74,7 @@ def test_a_flag_is_given_once_unless_it_holds_a_list():
             "run --algorithm fedavg --algorithm pmtl": "once, got fedavg and pmtl",
             "run --streamed --no-streamed": "give --streamed once",
             "compare a --json --json": "give --json once",
+            "run —rounds 3": "—rounds is no flag: a flag is like --rounds 100",
         },
     )
     assert parse(["tune", "--wrt", "lam", "--wrt=clip", "--out", "o"]).arguments["options"].wrt == (
