@@ -425,8 +425,14 @@ class Log(Callback):
         step = values.pop("round")
         if step <= self._last or self._fails or not is_first():
             return
+        # First, so that a run killed in between does not write the step again.
+        before = self._last
+        self._keep(step)
         if not self._tried(self._write, values, step):
-            return
+            self._keep(before)
+
+    def _keep(self, step: int) -> None:
+        """Note the last step that was written."""
         self._last = step
         if self._path is not None:
             store.make_folder(self._path.parent)

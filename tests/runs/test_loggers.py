@@ -181,6 +181,31 @@ def test_a_step_that_was_written_before_a_kill_is_not_written_again(tmp_path):
     assert (tmp_path / "x.step").read_text() == "6"
 
 
+def test_a_run_that_is_killed_while_a_logger_writes_logs_no_step_twice(tmp_path):
+    """The tracker may have the step; one that fails gets it again when the run resumes."""
+
+    def ends_with(error):
+        def write(record, step):
+            written.append(step)
+            raise error
+
+        return write
+
+    def goes_on(write):
+        log = Log(write, tmp_path / "x.step")
+        with contextlib.ExitStack() as closing:
+            log.open(closing)
+            log.add({"round": 2, "test_loss": 1.0})
+
+    written: list[int] = []
+    with pytest.warns(UserWarning, match="OSError: no network"):
+        goes_on(ends_with(OSError("no network")))
+    with pytest.raises(KeyboardInterrupt):
+        goes_on(ends_with(KeyboardInterrupt))
+    goes_on(lambda record, step: written.append(step))
+    assert written == [2, 2]
+
+
 def test_a_logger_that_cannot_be_closed_ends_no_run(tmp_path):
     def write(record, step):
         pass
