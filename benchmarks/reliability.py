@@ -126,7 +126,7 @@ def kinds_of(folder: Path) -> dict[str, Work]:
     sweep = ["sweep", str(file), "--quiet", "--checkpoint-every", "20"]
     tune = [
         "tune", *PROBLEM, "--rounds", "20", "--eval-every", "2", "--wrt", "learning-rate",
-        "--seeds", "2", "--steps", "6", "--checkpoint-every", "2",
+        "--seeds", "2", "--steps", "6",
     ]  # fmt: skip
 
     def alone(command: list[str]) -> Callable[[Path], list[list[str]]]:

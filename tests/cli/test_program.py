@@ -120,16 +120,29 @@ def test_a_command_leaves_the_process_as_it_found_it(tmp_path, capsys):
     assert "config.toml" in capsys.readouterr().err
 
 
-def test_what_the_library_logs_is_a_line_of_the_program(capsys):
-    with program._as_found():
-        logging.getLogger("fedjaxsim.callbacks").warning("a checkpoint\nis %s", "damaged")
-    assert capsys.readouterr().err == "fedjaxsim: warning: a checkpoint is damaged\n"
+def logs():
+    """Log as the library does."""
+    return lambda: logging.getLogger("fedjaxsim.callbacks").warning("a file\nis %s", "damaged")
 
 
-def test_a_warning_of_the_package_is_one_line_said_once(capsys):
-    place = "fedjaxsim/simulation.py", 1
-    with program._as_found():
+def warns():
+    """Warn as the library does."""
+
+    def work():
         for text in ("one\nline", "one\nline", "two"):
-            warnings.showwarning(UserWarning(text), UserWarning, *place)
+            warnings.showwarning(UserWarning(text), UserWarning, "fedjaxsim/simulation.py", 1)
+
+    return work
+
+
+def test_what_the_library_logs_is_a_line_of_the_program(monkeypatch, capsys):
+    monkeypatch.setitem(program.COMMANDS, "logs", f"{__name__}:logs")
+    assert main(["logs"]) == 0
+    assert capsys.readouterr().err == "fedjaxsim: warning: a file is damaged\n"
+
+
+def test_a_warning_of_the_package_is_one_line_said_once(monkeypatch, capsys):
+    monkeypatch.setitem(program.COMMANDS, "warns", f"{__name__}:warns")
+    assert main(["warns"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["fedjaxsim: warning: one line", "fedjaxsim: warning: two"]
