@@ -67,25 +67,24 @@ def test_a_gpu_adds_no_derivative_of_an_embedding_in_changing_order():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), there, here)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize("platform", ["gpu", pytest.param("tpu", marks=pytest.mark.thorough)])
 def test_an_accelerator_differentiates_a_gru_as_the_plain_recurrence(platform):
     """Positions fill no whole number of a loop's iterations; each client has its own weights."""
-    model = gru((11,), 3, 5, (4, 3))
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), drawn(model, 0), drawn(model, 1))
+    model = gru((11,), 3, 5, (4,))
+    params = jax.tree.map(lambda *leaves: np.stack(leaves), drawn(model, 0), drawn(model, 1))
     x = jnp.asarray(np.random.default_rng(0).integers(0, 5, (2, 3, 11)))
 
     def loss(params):
         return jnp.sum(jax.vmap(model.apply)(params, x) ** 2)
 
     def derivatives(params):
-        gradient = jax.grad(loss)
-        return loss(params), jax.jvp(gradient, (params,), (gradient(params),))
+        return loss(params), jax.jvp(jax.grad(loss), (params,), (params,))
 
     plain = jax.jit(derivatives)(params)
     with planning_for(Backend(platform, None)):
-        assert sequential_products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) == 2 * 2
+        assert sequential_products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) == 2
         found = jax.jit(derivatives)(params)
-    assert sequential_products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) == 2 * 3
+    assert sequential_products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) == 3
     chex.assert_trees_all_close(found, plain, rtol=1e-4, atol=1e-4)
 
 
