@@ -215,12 +215,17 @@ def test_a_schedule_free_server_publishes_its_average():
     shared, step = publish({"w": jnp.zeros(2)}, build, hparams), jax.jit(server_step(build))
     y: Any = {"w": jnp.zeros(2)}
     optimizer: Any = optax.contrib.schedule_free_sgd(0.5, b1=0.8)
-    state = optimizer.init(y)
+
+    @jax.jit
+    def expected(release, state, y):
+        update, state = optimizer.update({"w": -release}, state, y)
+        y = optax.apply_updates(y, update)
+        return state, y, optax.contrib.schedule_free_eval_params(state, y)
+
+    state, x = jax.jit(optimizer.init)(y), y
     for release in ([1.0, 0.0], [0.0, 2.0], [1.0, 1.0]):
         shared = step(shared, {"w": jnp.array(release)}, hparams, jnp.int32(0))
-        update, state = optimizer.update({"w": -jnp.array(release)}, state, y)
-        y = optax.apply_updates(y, update)
-    x: Any = optax.contrib.schedule_free_eval_params(state, y)
+        state, y, x = expected(jnp.array(release), state, y)
     np.testing.assert_allclose(shared.params["w"], y["w"], rtol=1e-6)  # where clients start
     for model in (published(shared), predict_with_shared(shared, (), hparams, jnp.int32(0))):
         np.testing.assert_allclose(model["w"], x["w"], rtol=1e-6)
