@@ -85,14 +85,18 @@ def test_the_offset_forgets_all_but_the_last_noise():
         population, task = least_squares([5, 9, 17])
         batches = Minibatches(17, epochs=2)
         sim = Simulation(pmtl(task), population, full_participation(), batches)
+
+        @jax.jit
+        def drawn(state, t, deviation):
+            return noise_like(noise_key(state, t), state.shared.params, deviation)
+
         for lam, z in [(0.3, 0.01), (0.0, 0.0)]:
             hparams = sim.hyperparameters(
                 learning_rate=0.05, lam=lam, clip=100.0, noise_multiplier=z
             )
             state = sim.init(0, hparams)
             for t in range(4):
-                key = noise_key(state, t)
-                noise = noise_like(key, state.shared.params, jnp.asarray(100.0 * z / 3))
+                noise = drawn(state, jnp.int32(t), jnp.asarray(100.0 * z / 3))
                 state, _ = sim.round(state, hparams)
                 gap = coefficients(state.shared.params) - coefficients(state.personal).mean(axis=0)
                 np.testing.assert_allclose(gap, coefficients(noise), rtol=1e-10, atol=1e-14)
