@@ -94,7 +94,7 @@ from fedjaxsim.hyperparameters import (
 )
 from fedjaxsim.kernels import backend
 from fedjaxsim.keys import Stream
-from fedjaxsim.own_code import is_own
+from fedjaxsim.own_code import is_own, is_stamped
 from fedjaxsim.privacy import calibration, ledger
 from fedjaxsim.privacy.accounting.in_loop import rdp_epsilon_in_jit
 from fedjaxsim.privacy.assumptions import (
@@ -111,6 +111,7 @@ from fedjaxsim.privacy.entries import MOST_ROUNDS
 from fedjaxsim.privacy.events import Examples, Prepared, PrivacyLimit, PrivacySpend
 from fedjaxsim.privacy.guarantee import Report, report
 from fedjaxsim.privacy.mechanisms import Mechanism, check_noise, check_statistics, gaussian
+from fedjaxsim.privacy.mechanisms import law as mechanism_law
 from fedjaxsim.privacy.samplers import Sampling
 from fedjaxsim.privacy.samplers.law import check_own
 from fedjaxsim.privacy.schedule import CONSTANT, Schedule, entries
@@ -261,6 +262,7 @@ class Simulation(Fixed):
             self.transformed = self.program
         self.compiled = self.transformed.compiled()
         # Compiled when first called, and shared with `with_population`.
+        self._answers = mechanism_law.answers_of(self.program.mechanism, m)
         self._linear_round = jax.jit(linear_round_of(self.program))
         self._personal = PersonalFunctions(*map(jax.jit, personal_functions(self.program)))
         self._trained = trained_functions(self.program)
@@ -1081,7 +1083,10 @@ class Simulation(Fixed):
         key = require_key(key)
         hparams = self.check(hparams)
         check_own(self.sampling, self.program.sampling, hparams, self._lawful)
-        self.message_shapes(key, hparams)
+        message = self.message_shapes(key, hparams)
+        event = self.mechanism.event
+        if event.releases and event.known and not is_stamped(self.mechanism):
+            mechanism_law.check_own(self._answers, message, hparams)
         return key, hparams
 
     def check_rounds(

@@ -22,6 +22,7 @@ from fedjaxsim.data.contained_rows import FieldHashes, contained_rows
 from fedjaxsim.data.minibatches import Generate
 from fedjaxsim.kernels.primitives import ImpureError, equations, inner_jaxprs, line_of, refusal
 from fedjaxsim.own_code import defined_at, is_stamped, own_modules
+from fedjaxsim.privacy.assumptions import OWN_EXAMPLES, OWN_MECHANISM
 from fedjaxsim.privacy.mechanisms import Mechanism
 from fedjaxsim.privacy.samplers import Sampler
 
@@ -205,8 +206,7 @@ def _constants(traced: Any) -> Iterator[tuple[Any, Any]]:
 _ASSUMED = (
     "Functions of {} depend on their arguments alone: they read no data but the client's that they "
     "are given, keep nothing between calls, and hold no numbers computed from clients' rows.",
-    "The mechanism of {} bounds each message and draws the noise that it charges, as its event "
-    "says; no check of a run tests that.",
+    OWN_MECHANISM,
     "The sampler of {} draws clients as its scheme says; single clients, pairs and rounds were "
     "tested.",
 )
@@ -226,10 +226,7 @@ def assumptions_of(
             "from data; whoever is drawn is charged, and who answers is as secret as who is drawn."
         )
     if algorithm.example_epsilon is not None and not is_stamped(algorithm):
-        sentences.append(
-            "Clients noise their messages as `example_epsilon` of the algorithm says; no check of "
-            "a run tests that."
-        )
+        sentences.append(OWN_EXAMPLES)
     for part, sentence in zip(((algorithm, generate), mechanism, sampler), _ASSUMED, strict=True):
         if modules := own_modules(part):
             sentences.append(sentence.format(", ".join(modules)))

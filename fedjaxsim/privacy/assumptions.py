@@ -23,6 +23,16 @@ SECRET_SEED = (
     "The seed is secret: 63 bits that the operating system drew for this run, kept in its private "
     "files alone. No other published run used it."
 )
+OWN_MECHANISM = (
+    "The mechanism of {} bounds each message and draws the noise that it charges, as its event "
+    "says; a run tests only that large messages count no more than others, and that the noise "
+    "follows from the key."
+)
+OWN_EXAMPLES = (
+    "Clients noise their messages as `example_epsilon` of the algorithm says; no check of a run "
+    "tests that."
+)
+_OWN_NOISE = tuple(sentence.partition("{}")[0] for sentence in (OWN_MECHANISM, OWN_EXAMPLES))
 HYPERPARAMETERS = (
     "Hyperparameters, such as the clip norm and the learning rate, are taken as public, and rows "
     "as they come: ε does not cover numbers computed from private rows before the run, such as "
@@ -111,6 +121,11 @@ _PREPARED = (
     "columns. ε covers it; its noise follows from the seed of the data, which must be secret."
 )
 _NOTHING_SENT = "No client sends anything."
+
+
+def rests_on_own_noise(sentences: Sequence[str]) -> bool:
+    """Return whether a guarantee takes a user's word for the noise that his code draws."""
+    return any(sentence.startswith(_OWN_NOISE) for sentence in sentences)
 
 
 def default_delta(num_clients: int) -> float:

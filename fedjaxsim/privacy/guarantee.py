@@ -24,6 +24,7 @@ from fedjaxsim.privacy.assumptions import (
     SIMULATION,
     no_guarantee,
     of_charges,
+    rests_on_own_noise,
     tiny_silos,
 )
 from fedjaxsim.privacy.entries import (
@@ -249,6 +250,8 @@ class Report:
             return why if why.startswith("no guarantee") else f"no guarantee: {why}"
         view = "joint DP" if shown[0].view == "joint_dp" else "released sequence"
         kind = " and ".join(dict.fromkeys(kinds))
+        if any(rests_on_own_noise(guarantee.assumptions) for guarantee in shown):
+            kind += ", if your own code draws the noise that it charges"
         return f"{', '.join(words)}, δ = {shown[0].delta:.3g} ({view}, {kind})"
 
     def epsilons(self) -> dict[str, float | None]:
