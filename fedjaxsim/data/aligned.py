@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from fedjaxsim.checks import Name, SettingError
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.columns import Columns
 from fedjaxsim.data.population import Population
@@ -73,6 +74,29 @@ def numbers_of(trained: Population, names: np.ndarray) -> np.ndarray:
     """Return the number of the trained client of each name, or −1, (m,) int32."""
     numbers = {str(name): number for number, name in enumerate(trained.names.tolist())}
     return np.array([numbers.get(str(name), -1) for name in names.tolist()], np.int32)
+
+
+def stranger_of(trained: Population) -> str:
+    """Return the name for the client of rows without one: no client of the run has it."""
+    name, names = "new", {*map(str, trained.names.tolist())}
+    while name in names:
+        name += "'"
+    return name
+
+
+def no_model_for(trained: Population, names: np.ndarray, what: str) -> SettingError:
+    """Return the error that a run has no model for clients who took no part, among `names`."""
+    absent = [str(name) for name in names[numbers_of(trained, names) < 0].tolist()]
+    words = [f"client {absent[0]!r} took no part in the run ({len(absent)} such in all), which"]
+    if absent == [stranger_of(trained)]:
+        new = f" names it) belong to a new client, {absent[0]!r}, and the run"
+        words = ["rows without a column of clients (", Name("client"), new]
+    return SettingError(
+        *words,
+        f" published no model that {what}: a run that does, as with ",
+        Name('algorithm="ditto"'),
+        ", tells of new clients",
+    )
 
 
 def rows_of(population: Population, split: str) -> Population:

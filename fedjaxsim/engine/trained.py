@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjaxsim import keys
 from fedjaxsim.algorithm import Algorithm
-from fedjaxsim.data.aligned import numbers_of
+from fedjaxsim.data.aligned import no_model_for, numbers_of
 from fedjaxsim.data.arrays import SPLITS
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.processes import to_host
@@ -132,13 +132,7 @@ def predictions_of(
     if strangers and lacks_model and published_alone:
         raise ValueError("the run publishes no model that predicts without a client's rows")
     if strangers and lacks_model:
-        trained_names = set(map(str, trained.names.tolist()))
-        unknown = [name for name in population.names.tolist() if str(name) not in trained_names]
-        raise ValueError(
-            f"client {unknown[0]!r} took no part in the run ({len(unknown)} such in all), which "
-            "published no model that a new client could predict with: `start_new_clients` gives "
-            "new clients a state"
-        )
+        raise no_model_for(trained, population.names, "a new client could predict with")
     model = jax.eval_shape(task.init, keys.seed_key(0))
     size = max(1, min(1024, _AT_ONCE // max(1, bytes_of((model, row_of(state.personal))))))
 

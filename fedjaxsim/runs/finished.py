@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedjaxsim.data.aligned import stranger_of
 from fedjaxsim.data.population import Population
 from fedjaxsim.data.readers import TABLES, DataSpec
 from fedjaxsim.data.source import listed
 from fedjaxsim.data.tables.images import read_new_images
 from fedjaxsim.data.tables.load import read
-from fedjaxsim.data.tables.table import Roles, read_table, source_of, table_of
+from fedjaxsim.data.tables.table import Roles, read_table, source_of, table_of, texts
 from fedjaxsim.data.tables.user_reader import is_frame, source_of_object
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.state import SimulationState
@@ -32,9 +33,6 @@ from fedjaxsim.simulation import Simulation
 
 if TYPE_CHECKING:
     import pandas as pd
-
-NEW = "new"
-"""The client of rows without one."""
 
 
 class FinishedRun:
@@ -87,6 +85,11 @@ class FinishedRun:
     def guarantee(self) -> Report:
         """The guarantee."""
         return self._directory.report()
+
+    @property
+    def _stranger(self) -> str:
+        """The client of rows without one."""
+        return stranger_of(self.sim.population)
 
     def models(self) -> Any:
         """Return the parameters that each client predicts with; see `Simulation.models`."""
@@ -209,7 +212,7 @@ class FinishedRun:
                 how["client"] = client
             trained = [*map(str, self.sim.population.names)]
             images = read_new_images(spec.path, trained, **how)
-            return images.to_predict(NEW).population(spec.path), None
+            return images.to_predict(self._stranger).population(spec.path), None
         if spec and spec.kind not in TABLES:
             part, seed = part_of("data", spec.kind), self.config.data_seed
             how = settings if spec.kind == DataSpec(self.config.data).kind else {}
@@ -219,10 +222,12 @@ class FinishedRun:
             if client is not None and not has_columns:
                 raise ValueError(f"client names a column of a table, which {spec} is not")
             if spec.is_user_code and not has_columns:
-                return source_of_object(rows, spec).to_predict(NEW).population(), None
+                return source_of_object(rows, spec).to_predict(self._stranger).population(), None
             if not spec.is_user_code:
                 how = {**how, "seed": seed} | ({} if client is None else {"client": client})
-                return read(spec, how).to_predict(NEW).population(spec.path or None), None
+                return read(spec, how).to_predict(self._stranger).population(
+                    spec.path or None
+                ), None
         named = {role: settings[role] for role in taken_by(Roles) if settings.get(role)}
         roles = Roles(**_roles_in(self.sim.population) | named)
         explicit, client = client is not None, roles.client if client is None else client
@@ -238,8 +243,11 @@ class FinishedRun:
         dropped = [name for name in unread if name in names and name != client]
         targets = None
         if not labelled and roles.targets and {*roles.targets} <= {*names}:
-            columns = [table_of(table)[name].to_numpy() for name in roles.targets]
-            targets = columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+            columns = [table_of(table)[name] for name in roles.targets]
+            for column in columns:
+                _warn_of_unknown(self.sim.population.categories.get("y"), texts(column.drop_null()))
+            arrays = [column.to_numpy() for column in columns]
+            targets = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
         roles = Roles(
             client=client,
             target=roles.target if labelled else None,
@@ -250,7 +258,9 @@ class FinishedRun:
             exposure=roles.exposure,
             drop_missing=roles.drop_missing,
         )
-        return source_of(table, roles).to_predict(NEW).population(spec.path or None), targets
+        return source_of(table, roles).to_predict(self._stranger).population(
+            spec.path or None
+        ), targets
 
 
 def _by_target(
@@ -279,6 +289,20 @@ def _strange(population: Population, names: list[str], others: set[str | None]) 
         return []
     warnings.warn(f"the run reads no columns {listed(strange)}: left out", stacklevel=2)
     return strange
+
+
+def _warn_of_unknown(classes: Sequence[str] | None, targets: np.ndarray) -> None:
+    """Warn of targets of new rows that are no class of the run, so that no prediction is right."""
+    if classes is None:
+        return
+    names = [str(name).removesuffix(".0") for name in targets]  # whole numbers beside missing ones
+    known = {name.removesuffix(".0") for name in classes}
+    if unknown := [name for name in names if name not in known]:
+        warnings.warn(
+            f"{len(unknown)} of {len(names)} targets are no class of the run, such as "
+            f"{unknown[0]!r}: it knows {listed(classes)} alone, and predicts no other",
+            stacklevel=2,
+        )
 
 
 def _roles_in(population: Population) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedjaxsim.data.aligned import aligned_with, rows_of, with_test_rows
+from fedjaxsim.data.aligned import aligned_with, no_model_for, rows_of, with_test_rows
 from fedjaxsim.data.population import Population
 from fedjaxsim.engine.evaluation import Evaluation
 from fedjaxsim.engine.standard_errors import ColumnArrays
@@ -47,10 +47,7 @@ def judged(
     took_part = np.isin(names, _names(run))
     published = sim.algorithm.warm_start.published(state.shared) is not None
     if not took_part.any() and not published:
-        raise ValueError(
-            f"client {str(names[0])!r} took no part in the run ({len(names)} such in all), which "
-            "published no model that judges rows of new clients"
-        )
+        raise no_model_for(run, names, "judges rows of new clients")
     judged_split, judged_rows = (split, run) if rows is None else ("train", rows)
     count = judged_rows.splits[judged_split].count
     if not judged_rows.has(judged_split):

@@ -1,6 +1,7 @@
 """A run's folder as an object, and the commands that predict and show coefficients."""
 
 import shutil
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import fedjaxsim as fjs
 from fedjaxsim.cli import main
+from fedjaxsim.data.aligned import no_model_for, stranger_of
 from fedjaxsim.runs import finished as finished_runs
 
 RUN = (
@@ -130,6 +132,15 @@ def test_commands_write_what_the_object_says(finished, run, capsys):
     ("line", "words"),
     [
         ("kind,x,who\nm,1,eve\n", "client 'eve' took no part"),
+        (
+            "kind,x,who\nm,1,new\n",
+            "rows without a column of clients (client names it) belong to a new client, 'new'",
+        ),
+        (
+            "kind,x\nm,1\n",
+            "rows without a column of clients (client names it) belong to a new client, 'new'",
+        ),
+        ("kind,x\nm,1\n", "a run that does, as with --algorithm ditto"),
         ("kind,who\nm,a\n", "lack column 'x'"),
     ],
 )
@@ -138,6 +149,39 @@ def test_rows_that_the_models_cannot_predict_are_refused(finished, capsys, line,
     assert main(["predict", "run", "--data", "csv:bad.csv", "--out", "bad.parquet"]) == 2
     assert words in capsys.readouterr().err
     assert not (finished / "bad.parquet").exists()
+
+
+def test_rows_without_a_client_are_nobodys_whatever_clients_are_called():
+    population = fjs.data.from_dataframe(
+        pd.DataFrame({"who": ["new", "new'"], "x": [1.0, 2.0], "y": [0.0, 1.0]}),
+        client="who",
+        target="y",
+    )
+    name = stranger_of(population)
+    assert name not in {*population.names}
+    assert str(no_model_for(population, np.array([name]), "")).startswith("rows without a column")
+    told = str(no_model_for(population, np.array(["new", "eve"]), "says so"))
+    assert told.startswith("client 'eve' took no part in the run (1 such in all), which published")
+
+
+@pytest.mark.parametrize(
+    ("classes", "targets", "count"),
+    [
+        (None, ["a"], 0),
+        (("a", "b"), ["a", "b"], 0),
+        (("a", "b"), ["z", "a", "z"], 2),
+        (("0", "1"), ["0.0", "1.0"], 0),  # beside missing ones
+        (("0", "1"), ["0.5", "1.0"], 1),
+    ],
+)
+def test_new_targets_that_are_no_class_of_the_run_are_named(classes, targets, count):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        finished_runs._warn_of_unknown(classes, np.array(targets))
+    assert len(told) == (count > 0)
+    if told:
+        start = f"{count} of {len(targets)} targets are no class of the run, such as '{targets[0]}'"
+        assert str(told[0].message).startswith(start)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
