@@ -738,10 +738,9 @@ def _composed(
         declared = {record.name for record in part.all_records}
         for name, setting in part.settings.items():
             if name in of_parts and name not in declared:
-                raise ValueError(
-                    f"{part.role} {part.name} has a setting {name!r}, as another part of the run "
-                    "has: rename one of them"
-                )
+                read = {p: {*p.settings, *(r.name for r in p.all_records)} for p in parts.values()}
+                both = " and ".join(f"{p.role} {p.name}" for p in read if name in read[p])
+                raise ValueError(f"{both} have settings of one name, {name!r}: rename yours")
             of_parts.setdefault(name, setting)
     if common := (keys.keys() | COMMAND_FLAGS) & of_parts.keys():
         name = min(common)

@@ -42,6 +42,9 @@ def two(task, other):
 def seven(task):
     return 7
 
+def of_client(task, *, client: str = "a"):
+    return fjs.fedprox(task)
+
 def broken(task):
     return {}["key"]
 
@@ -167,6 +170,12 @@ def test_a_setting_named_as_a_flag_of_commands_is_refused():
         if command.takes:
             flags |= command.flags.keys()
     assert flags <= COMMAND_FLAGS | static_keys().keys()
+
+
+def test_a_setting_of_two_parts_is_refused_and_names_both():
+    both = "algorithm mycode:of_client and data csv have settings of one name, 'client'"
+    with pytest.raises(ValueError, match=f"{both}: rename yours"):
+        run_config(algorithm="mycode:of_client", data="csv:rows.csv", client="who")
 
 
 def test_a_file_named_as_another_module_is_refused():
