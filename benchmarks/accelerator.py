@@ -53,7 +53,7 @@ USUAL = 64
 """A chunk size that is tried with every workload."""
 _LOW = {"compute": "bfloat16"}
 _MILLION = {"shape": (32,), "clients": 10**6, "rows": (3,), "batch_size": 2,
-            "test_fraction": 1 / 3, "rounds": 20, "eval_every": 2}  # fmt: skip
+            "loss": "softmax", "test_fraction": 1 / 3, "rounds": 20, "eval_every": 2}  # fmt: skip
 _TENTH = {"sampling": "poisson", "sampling_rate": 0.1, "local_steps": 2}
 WHAT: dict[str, tuple[str, Record]] = {
     "femnist-cnn-fedavg": ("femnist-cnn-fedavg", {}),
