@@ -9,10 +9,10 @@ rounds by hand (`hand_written.py`), by `jax.vmap` and by `lax.map` in batches of
 turns, one process at a time, medians of five. Before them, processes check of every system, and of
 PMTL's larger models, that five rounds equal a CPU's and that the same seed gives the same bits, and
 that the integers of exact sums and the norms that bound messages are a CPU's. Small rounds also run
-with CUDA graphs of whole loops, a large one without autotuning, whose peak of memory is then the
-rounds' alone, 64 learning rates as one program, and a step of the CNN with each form of its
-convolutions. In the time that is left come pfl and FedJAX, if torch is there and their wheels are
-in `peers/wheels` (`peers/README.md`). The file is written after each answer; a process that is not
+with CUDA graphs of whole loops, three without autotuning, whose peak of memory is then the rounds'
+alone, 64 learning rates as one program, and a step of the CNN with each form of its convolutions.
+In the time that is left come pfl and FedJAX, if torch is there and their wheels are in
+`peers/wheels` (`peers/README.md`). The file is written after each answer; a process that is not
 ready in half of the time waits for the others, and one that fails, or a system, leaves them be.
 What was measured stays after a stop by Ctrl-C or `kill`.
 """
@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from accelerator import OF_SYSTEMS, WHAT, convolutions, settings_of
+from accelerator import OF_SYSTEMS, WHAT, settings_of, steps_of_convolutions, times_of
 from common import Record, alternate, update
 from hand_written import rounds_of_run
 
@@ -67,7 +67,7 @@ OF_BFLOAT16 = 1e-2
 """The same of a model in bfloat16, whose activations are rounded to 8 bits."""
 LAW_ABIDING = (
     *OF_SYSTEMS, "text-gru-pmtl", "text-transformer-pmtl", "femnist-cnn-pmtl",
-    "femnist-cnn-pmtl-bfloat16",
+    "femnist-cnn-pmtl-bfloat16", "text-transformer-pmtl-bfloat16",
 )  # fmt: skip
 """Systems, and workloads with other models: an embedding, attention, convolutions and bfloat16."""
 OF_LOOPS = (
@@ -77,18 +77,21 @@ ALONE = {
     f"{name}, graphs of loops": (name, OF_LOOPS)
     for name in ("softmax-1k-of-10k", "mlp-pmtl", "text-gru-pmtl")
 } | {
-    "softmax-10k, alone": ("softmax-10k", ""),
-    "softmax-10k, not autotuned": ("softmax-10k", "--xla_gpu_autotune_level=0"),
+    f"{name}, {how}": (name, flags)
+    for name in ("softmax-10k", "million-own", "mlp-pmtl")
+    for how, flags in {"alone": "", "not autotuned": "--xla_gpu_autotune_level=0"}.items()
 }  # fmt: skip
 """Workloads that the engine also runs alone, with flags of XLA: with loops inside CUDA graphs, as
 today's XLA has graphs of kernels only, and without the memory in which it times kernels."""
 FORMS, RUNS = "a step of the CNN", "a round of the MLP"
 RATES = 64
 """Learning rates in one program."""
-PEERS = ("pfl", "fedjax", "ours")
+PEERS, OF_PEERS = ("pfl", "fedjax", "ours"), ("cnn", "mlp")
 PEERS_FOLDER = Path(__file__).parent / "peers"
 PATIENCE, LEAST = 60, 10
-"""Seconds of a peer, at most; and without so many left none starts."""
+"""Seconds of a peer, or of a process that measures, at most; without so many left none starts."""
+FOR_PEERS = 0.2
+"""The share of the time that processes which are slow leave to the peers."""
 
 
 class Child:
@@ -158,13 +161,11 @@ class Child:
                 pipe.close()
 
 
-def laws_of(children: Sequence[Child], end: float) -> Iterator[Record]:
-    """Yield the processes' answers as they come, and what failed or did not come in time."""
-    waiting = dict(enumerate(children))
-    while waiting:
+def laws_of(waiting: dict[int, Child], end: float) -> Iterator[Record]:
+    """Yield the processes' answers as they come; those that have more to say stay in `waiting`."""
+    while waiting and time.monotonic() < end:
         for place, child in list(waiting.items()):
-            late = time.monotonic() > end
-            found = child.line(0) if late else child.come(0.1)
+            found = child.come(0.1)
             if found is None:
                 continue
             if {"failed", "last"} & set(found):
@@ -181,8 +182,12 @@ def measured(
     """Let the processes measure, one by one; yield their names and answers.
 
     Those that are not ready at `half` stand still, so as not to disturb the clock, and get ready
-    when the others have answered.
+    one by one when the others have answered.
     """
+
+    def seconds() -> float:
+        return min(PATIENCE, end - time.monotonic())
+
     ready = {name: child.come(half - time.monotonic()) for name, child in children.items()}
     late = [name for name, answer in ready.items() if answer is None]
     for name in late:
@@ -191,10 +196,10 @@ def measured(
         child, answer = children[name], ready[name]
         if answer is None:
             child.send(signal.SIGCONT)
-            answer = child.line(end - time.monotonic())
+            answer = child.line(seconds())
         if "failed" not in answer:
             child.go()
-            answer = child.line(end - time.monotonic())
+            answer = child.line(seconds())
         child.end()
         yield name, answer
 
@@ -219,16 +224,25 @@ def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: 
     } | {RUNS: start(runs=True), FORMS: start(forms=True)}  # fmt: skip
     try:
         # Half of the time to compile, also for the processes of laws: they disturb the clock.
-        half = end - 30 * minutes
-        for answer in laws_of(laws, half):
+        half, waiting = end - 30 * minutes, dict(enumerate(laws))
+        for answer in laws_of(waiting, half):
             update(path, answer)
             print(answer, flush=True)
-        for name, answer in measured(timed, half, end):
+        for child in waiting.values():
+            child.send(signal.SIGSTOP)
+        for name, answer in measured(timed, half, end - 60 * minutes * FOR_PEERS):
             update(path, {name: answer})
             print(name, answer.get("failed") or _line(answer), flush=True)
         for title, report in peers(rehearse, lambda: end - time.monotonic()):
             update(path, {title: report})
             print(title, report, flush=True)
+        for child in waiting.values():
+            child.send(signal.SIGCONT)
+        for answer in laws_of(waiting, end):
+            update(path, answer)
+            print(answer, flush=True)
+        late = {f"law, process {place}": {"failed": "not ready in time"} for place in waiting}
+        update(path, late)
     except KeyboardInterrupt:
         print(f"stopped; what was measured is in {path}", file=sys.stderr)
         return 130
@@ -240,6 +254,8 @@ def run(names: Sequence[str], systems: Sequence[str], minutes: float, rehearse: 
 
 def peers(rehearse: bool, left: Callable[[], float]) -> Iterator[tuple[str, Record]]:
     """Run pfl, FedJAX and the engine on the same clients; yield names and reports."""
+    if left() < LEAST:
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clients.npz"
         # Cohorts are of a hundred.
@@ -249,7 +265,7 @@ def peers(rehearse: bool, left: Callable[[], float]) -> Iterator[tuple[str, Reco
         wheels = sorted(map(str, (PEERS_FOLDER / "wheels").glob("*.whl")))
         search = os.pathsep.join([*wheels, *filter(None, [os.environ.get("PYTHONPATH")])])
         variables = {"PYTHONPATH": search} | ({"JAX_PLATFORMS": "cpu"} if rehearse else {})
-        for workload in ("cnn", "mlp"):
+        for workload in OF_PEERS:
             for peer in PEERS:
                 script = "ours.py" if peer == "ours" else f"{peer}_rounds.py"
                 setting = {"fedjax": "jit", "ours": "one device"}.get(peer, "")
@@ -292,38 +308,61 @@ def measure(name: str, rehearse: bool, alone: bool) -> None:
     """Make the forms of a workload, or the engine's `alone`, wait for a word, and time them."""
     experiment = prepare(run_config(**settings_of(name, rehearse)), check_memory=False)
     simulation, rounds = experiment.simulation, 1 if rehearse else 8
-    engine = Rounds(simulation, experiment.hparams)
-    forms: dict[str, Callable[[Any, int], Any]] = {"engine": engine.advance}
+    hparams = experiment.hparams.as_arrays()
+    engine, memory = Rounds(simulation, experiment.hparams), {"rows": memory_in_use()}
     carries: dict[str, Any] = {"engine": engine.start()}
+    memory["states"] = memory_in_use()
+    several: Any = simulation.compiled.rounds
+    rows = simulation.placed["train"]
+    lowered = several.lower(carries["engine"], hparams, rows, rounds=rounds)
+
+    def compiled() -> Callable[[Any], Any]:
+        program = lowered.compile()
+        return lambda state: program(state, hparams, rows)[0]
+
+    compilers: dict[str, Callable[[], Callable[[Any], Any]]] = {"engine": compiled}
     batch = 2 if rehearse else MAPPED
     by_hand = {} if alone else {"by hand, vmap": None, f"by hand, map of {batch}": batch}
     for form, size in by_hand.items():
         if size is None or size < simulation.sampler.scheme.capacity:
-            carries[form], forms[form] = rounds_of_run(experiment, size)
+            carries[form], traced = rounds_of_run(experiment, size)
+            compilers[form] = traced(rounds)
+    forms: dict[str, Callable[[Any], Any]] = {}
+
+    def advance(form: str) -> float:
+        begin = time.perf_counter()
+        carries[form] = jax.block_until_ready(forms[form](carries[form]))
+        return time.perf_counter() - begin
 
     def first(form: str) -> float:
         begin = time.perf_counter()
-        carries[form] = jax.block_until_ready(forms[form](carries[form], rounds))
+        forms[form] = compilers[form]()
+        advance(form)
         return time.perf_counter() - begin
 
     failed, compiling = {}, {}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for form, done in {form: pool.submit(first, form) for form in forms}.items():
+        planned = pool.submit(compile_for, Target.here(), simulation, experiment.hparams)
+        if alone:
+            concurrent.futures.wait([planned])
+            memory["compilation"] = memory_in_use()
+        for form, done in {form: pool.submit(first, form) for form in compilers}.items():
             error = done.exception()
             if error is not None:  # by hand, all slots at once may not fit
                 failed[form] = " ".join(str(error).split())[:200]
-                del forms[form]
+                forms.pop(form, None)
             else:
                 compiling[form] = done.result()
-    need = compile_for(Target.here(), simulation, experiment.hparams).need
+    if alone:
+        memory["first rounds"] = memory_in_use()
+        engine.evaluate(carries["engine"])
+        memory["evaluation"] = memory_in_use()
     wait_for_go(name)
-    times = {}
-    for form in forms:
-        times[form] = max(1, round(TURN / first(form)))
+    times = {form: max(1, round(TURN / advance(form))) for form in forms}
 
     def turn(form: str) -> None:
         for _ in range(times[form]):
-            carries[form] = forms[form](carries[form], rounds)
+            carries[form] = forms[form](carries[form])
         jax.block_until_ready(carries[form])
 
     took = alternate({form: lambda form=form: turn(form) for form in forms}, repeats=5)
@@ -332,16 +371,25 @@ def measure(name: str, rehearse: bool, alone: bool) -> None:
         "first_seconds": compiling,
         "refused": failed,
         "chunk_size": simulation.plan_for(experiment.hparams).chunk_size,
-        "planned_bytes": need.peak,
+        "planned_bytes": planned.result().need.peak,
         "peak_bytes_of_all_forms": device_peak_bytes(tuple(jax.devices()[:1])),
+        "memory": memory,
         "machine": machine(),
     })  # fmt: skip
 
 
+def memory_in_use() -> Record:
+    """Return the bytes that the device has allocated, had at most, and its largest array's."""
+    found = jax.devices()[0].memory_stats() or {}  # a CPU tells none
+    names = {"in use": "bytes_in_use", "peak": "peak_bytes_in_use", "largest": "largest_alloc_size"}
+    return {name: found.get(key) for name, key in names.items()}
+
+
 def time_forms(rehearse: bool) -> None:
-    """Wait for a word, and time a step of the CNN with each form of its convolutions."""
+    """Make a step of the CNN with each form of its convolutions, wait for a word, and time them."""
+    steps = steps_of_convolutions(rehearse)
     wait_for_go(FORMS)
-    answer({"seconds": {form: [took] for form, took in convolutions(rehearse).items()}})
+    answer({"seconds": {form: [took] for form, took in times_of(steps).items()}})
 
 
 def time_runs(rehearse: bool) -> None:
@@ -456,7 +504,8 @@ def print_table(path: Path) -> None:
             continue
         medians = {form: spread(took).median for form, took in found["seconds"].items()}
         if "engine" not in medians or len(medians) == 1:
-            others.append(", ".join(filter(None, [f"{name}: {_line(found)}", _memory(found)])))
+            words = [f"{name}: {_line(found)}", _memory(found), _peaks(found)]
+            others.append(", ".join(filter(None, words)))
             continue
         hand = min(took for form, took in medians.items() if form != "engine")
         ratios.append(hand / medians["engine"])
@@ -468,10 +517,10 @@ def print_table(path: Path) -> None:
     if ratios:
         print(f"least ratio {min(ratios):.2f}, median {np.median(ratios):.2f}")
     reports = {name: found for name, found in record.items() if name.startswith("peer ")}
-    others += [f"{name}: {_report(found)}" for name, found in reports.items()]
+    print_peers(reports)
     others += [
         f"{name}: failed: {found['failed']}" for name, found in record.items()
-        if "failed" in found and name not in reports and not name.startswith("law")
+        if "failed" in found and not name.startswith("law")
     ]  # fmt: skip
     print(*others, sep="\n")
     laws = {name: found for name, found in record.items() if name.startswith("law ")}
@@ -494,8 +543,31 @@ def _memory(found: Record) -> str:
     return f"{plan / 1e6:.0f} / {peak / 1e6:.0f} MB"
 
 
-def _report(found: Record) -> str:
-    return found.get("failed") or f"{1e3 / found['rounds_per_s']:.3g} ms a round"
+def _peaks(found: Record) -> str:
+    """Return the peak so far after each stage of a process, if its device tells it."""
+    peaks = {stage: each["peak"] for stage, each in found.get("memory", {}).items()}
+    if None in peaks.values() or not peaks:
+        return ""
+    return "peak after " + ", ".join(f"{stage} {peak / 1e6:.0f}" for stage, peak in peaks.items())
+
+
+def print_peers(reports: Mapping[str, Record]) -> None:
+    """Print milliseconds a round of each library, and how many times faster the engine is."""
+    rates = {
+        name: found["rounds_per_s"] for name, found in reports.items() if "failed" not in found
+    }
+
+    def cells(peer: str) -> list[str]:
+        found = []
+        for workload in OF_PEERS:
+            rate, ours = (rates.get(f"peer {each}, {workload}") for each in (peer, "ours"))
+            found.append("–" if rate is None else f"{1e3 / rate:.3g}")
+            found.append("–" if rate is None or ours is None else f"{ours / rate:.1f}")
+        return found
+
+    if reports:
+        head = [part for workload in OF_PEERS for part in (f"{workload}, ms", "ours is faster by")]
+        print_rows(["round of", *head], [[peer, *cells(peer)] for peer in PEERS])
 
 
 def main(

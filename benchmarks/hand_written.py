@@ -203,7 +203,9 @@ def rounds_of_run(experiment: Experiment, batch_size: int | None = None) -> tupl
     length all take the steps of the longest, and a convolution is `lax.conv`.
 
     Returns:
-      A first carry, and a function `(carry, rounds) -> carry` that reuses its buffers.
+      A first carry, and a function that traces a number of rounds. It returns a function that
+      compiles them and returns one from a carry to the next, which reuses the carry's buffers.
+      While it traces, convolutions of other threads are `lax.conv` too.
     """
     simulation, system = experiment.simulation, experiment.config.algorithm
     population, batches, task = simulation.population, simulation.minibatches, simulation.task
@@ -275,15 +277,25 @@ def rounds_of_run(experiment: Experiment, batch_size: int | None = None) -> tupl
         return store, w, key
 
     def several(carry, fields, rounds):
-        with mock.patch.object(network, "conv2d", direct):
-            body = lambda carry, t: (round_(carry, t, fields), None)  # noqa: E731
-            return jax.lax.scan(body, carry, jnp.arange(rounds))[0]
+        body = lambda carry, t: (round_(carry, t, fields), None)  # noqa: E731
+        return jax.lax.scan(body, carry, jnp.arange(rounds))[0]
 
     w = task.init(jax.random.key(1))
     copies = lambda leaf: jnp.repeat(leaf[None], m, axis=0)  # noqa: E731
     carry = jax.tree.map(copies, w) if personal else (), w, jax.random.key(0)
-    program = jax.jit(several, static_argnums=2, donate_argnums=0)
-    return carry, lambda carry, rounds: program(carry, fields, rounds)
+    jitted = jax.jit(several, static_argnums=2, donate_argnums=0)
+
+    def traced(rounds: int) -> Callable[[], Callable[[Any], Any]]:
+        with mock.patch.object(network, "conv2d", direct):
+            lowered = jitted.lower(carry, fields, rounds)
+
+        def compiled() -> Callable[[Any], Any]:
+            program = lowered.compile()
+            return lambda carry: program(carry, fields)
+
+        return compiled
+
+    return carry, traced
 
 
 def direct(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -8,11 +8,14 @@ from typing import Any
 import card
 import card_profile
 import chex
+import hand_written
 import jax
 import jax.numpy as jnp
 import pytest
+from accelerator import settings_of
 from hand_written import rounds_of_run
 
+from fedjaxsim.models import network
 from fedjaxsim.runs.build import prepare
 from fedjaxsim.runs.settings import run_config
 
@@ -33,12 +36,12 @@ def test_rounds_by_hand_are_those_of_the_engine(system):
     simulation, hparams = experiment.simulation, experiment.hparams
     state = simulation.init(0, hparams)
     for size in (None, 2):
-        (store, w, key), several = rounds_of_run(experiment, size)
+        (store, w, key), traced = rounds_of_run(experiment, size)
         if system != "local":
             w = jax.tree.map(jnp.array, state.shared.params)
         if system != "fedavg":
             store = jax.tree.map(jnp.array, state.personal)
-        store, w, _ = several((store, w, key), 3)
+        store, w, _ = traced(3)()((store, w, key))
         after = state
         for _ in range(3):
             after, _ = simulation.round(after, hparams)
@@ -46,6 +49,33 @@ def test_rounds_by_hand_are_those_of_the_engine(system):
             chex.assert_trees_all_close(w, after.shared.params, rtol=1e-4, atol=1e-6)
         if system != "fedavg":
             chex.assert_trees_all_close(store, after.personal, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_convolutions_by_hand_are_traced_before_other_threads_start(monkeypatch):
+    """While they are traced, everybody's convolutions are replaced."""
+    settings = settings_of("femnist-cnn-fedavg", rehearse=True)
+    before = network.conv2d
+    _, traced = rounds_of_run(prepare(run_config(**settings)))
+    compiled = traced(1)
+    assert network.conv2d is before
+    monkeypatch.setattr(hand_written, "direct", None)  # called no more
+    assert callable(compiled())
+
+
+@pytest.mark.thorough
+def test_a_process_measures_each_form_and_alone_tells_of_memory(monkeypatch, capsys):
+    monkeypatch.setattr(card, "wait_for_go", lambda name: None)
+    for alone, forms in (
+        (False, ["engine", "by hand, vmap", "by hand, map of 2"]),
+        (True, ["engine"]),
+    ):
+        card.measure("million-own", rehearse=True, alone=alone)
+        found = json.loads(capsys.readouterr().out)
+        assert list(found["seconds"]) == forms
+        assert not found["refused"]
+        stages = ["rows", "states", "compilation", "first rounds", "evaluation"]
+        assert list(found["memory"]) == (stages if alone else stages[:2])
 
 
 def test_a_process_that_fails_says_which_error_it_was(tmp_path):
@@ -71,7 +101,7 @@ def test_a_system_that_fails_leaves_the_others_be(monkeypatch, capsys):
     ]
 
 
-def test_a_law_is_told_as_it_comes_and_one_that_does_not_come_in_time_failed(tmp_path, monkeypatch):
+def test_a_law_is_told_as_it_comes_and_a_process_that_is_late_stays(tmp_path, monkeypatch):
     clock, told = types.SimpleNamespace(monotonic=lambda: 0), {}
     monkeypatch.setattr(card, "time", clock)
 
@@ -86,15 +116,16 @@ def test_a_law_is_told_as_it_comes_and_one_that_does_not_come_in_time_failed(tmp
         child("ends.py", law % ("b", ', "last": true')),
         child("fails.py", "raise ValueError('no memory')"),
     ]
-    for law in card.laws_of(children, 1):
+    waiting = dict(enumerate(children))
+    for law in card.laws_of(waiting, 1):
         told |= law
         if len(told) == 3:
             clock.monotonic = lambda: 2
     assert told == {
-        "law a": 1, "law b": 1,
-        "law, process 0": {"failed": "not ready in 0 s"},
-        "law, process 2": {"failed": "ValueError: no memory"},
+        "law a": 1, "law b": 1, "law, process 2": {"failed": "ValueError: no memory"},
     }  # fmt: skip
+    assert waiting == {0: children[0]}
+    children[0].end()
 
 
 def test_a_process_that_is_late_stands_still_until_the_others_have_measured():
@@ -112,7 +143,7 @@ def test_a_process_that_is_late_stands_still_until_the_others_have_measured():
         )  # fmt: skip
 
     children: dict[str, Any] = {"a": child("a", late=True), "b": child("b", late=False)}
-    answers = list(card.measured(children, half=0, end=1))
+    answers = list(card.measured(children, half=0, end=float("inf")))
     assert answers == [("b", {"seconds": {"b": 1}}), ("a", {"seconds": {"a": 1}})]
     assert told == [
         "a SIGSTOP", "b goes", "b answers", "b ends",
@@ -158,9 +189,12 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
         "some, alone": {
             "seconds": {"engine": [1e-3]}, "chunk_size": 3, "planned_bytes": 5e6,
             "peak_bytes_of_all_forms": 6e6,
+            "memory": {"rows": {"peak": 1e6}, "compilation": {"peak": 6e6}},
         },
         "peer pfl, cnn": {"failed": "No module named 'torch'"},
         "peer fedjax, cnn": {"rounds_per_s": 4.0},
+        "peer ours, cnn": {"rounds_per_s": 10.0},
+        "peer fedjax, mlp": {"rounds_per_s": 5.0},
         "law fedavg": {"same bits": True, "off by": 1e-6},
         "law pmtl": {"same bits": False, "off by": 1e-6},
         "law ditto": {"same bits": True, "off by": float("nan")},
@@ -173,9 +207,12 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
     assert "least ratio 2.00, median 2.00" in printed
     assert "late: failed: not ready" in printed
     assert "a step: windows 1 ms, rows 2 ms\n" in printed
-    assert "some, alone: engine 1 ms, 5 / 6 MB" in printed
-    assert "peer pfl, cnn: No module named 'torch'" in printed
-    assert "peer fedjax, cnn: 250 ms a round" in printed
+    assert "some, alone: engine 1 ms, 5 / 6 MB, peak after rows 1, compilation 6\n" in printed
+    assert "peer pfl, cnn: failed: No module named 'torch'" in printed
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["pfl", "–", "–", "–", "–"] in rows
+    assert ["fedjax", "250", "2.5", "200", "–"] in rows
+    assert ["ours", "100", "1.0", "–", "–"] in rows
     assert "2 of 5 laws hold" in printed
     assert "law pmtl" in printed
     assert "law ditto" in printed
