@@ -353,6 +353,7 @@ def measure(name: str, rehearse: bool, alone: bool) -> None:
                 forms.pop(form, None)
             else:
                 compiling[form] = done.result()
+    forms = {form: forms[form] for form in compiling}  # not in the order in which they came
     if alone:
         memory["first rounds"] = memory_in_use()
         engine.evaluate(carries["engine"])
@@ -509,8 +510,9 @@ def print_table(path: Path) -> None:
             continue
         hand = min(took for form, took in medians.items() if form != "engine")
         ratios.append(hand / medians["engine"])
-        cells = [f"{1e3 * took:.3g}" for took in medians.values()]
-        cells += ["–"] * (3 - len(cells))
+        kinds = ("engine", "by hand, vmap", "by hand, map")
+        by_kind = [[t for form, t in medians.items() if form.startswith(kind)] for kind in kinds]
+        cells = [f"{1e3 * took[0]:.3g}" if took else "–" for took in by_kind]
         rows.append([name, *cells, f"{ratios[-1]:.2f}", str(found["chunk_size"]), _memory(found)])
     head = ["round", "ms", "by hand, vmap", "by hand, map", "faster by", "chunk", "plan / all"]
     print_rows(head, rows)

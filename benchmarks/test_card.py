@@ -184,6 +184,10 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
             "seconds": seconds, "chunk_size": 3, "planned_bytes": 5e6,
             "peak_bytes_of_all_forms": None,
         },
+        "too large": {
+            "seconds": {"by hand, map of 64": [6e-3], "engine": [2e-3]}, "chunk_size": 3,
+            "planned_bytes": 5e6, "peak_bytes_of_all_forms": None,
+        },
         "late": {"failed": "not ready"},
         "a step": {"seconds": {"windows": [1e-3], "rows": [2e-3]}},
         "some, alone": {
@@ -204,12 +208,13 @@ def test_the_table_has_ratios_to_the_faster_form_by_hand_and_the_laws_that_are_b
     }))  # fmt: skip
     card.print_table(tmp_path / "card.json")
     printed = capsys.readouterr().out
-    assert "least ratio 2.00, median 2.00" in printed
+    assert "least ratio 2.00, median 2.50" in printed
     assert "late: failed: not ready" in printed
     assert "a step: windows 1 ms, rows 2 ms\n" in printed
     assert "some, alone: engine 1 ms, 5 / 6 MB, peak after rows 1, compilation 6\n" in printed
     assert "peer pfl, cnn: failed: No module named 'torch'" in printed
     rows = [line.split() for line in printed.splitlines()]
+    assert ["too", "large", "2", "–", "6", "3.00", "3", "5", "/", "0", "MB"] in rows
     assert ["pfl", "–", "–", "–", "–"] in rows
     assert ["fedjax", "250", "2.5", "200", "–"] in rows
     assert ["ours", "100", "1.0", "–", "–"] in rows
