@@ -607,7 +607,9 @@ def main(
         else:
             laws_of_systems(request["laws"], request["rehearse"])
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, for `timeout`
+    # `timeout` sends SIGTERM, and a shell's background process ignores SIGINT unless it is set.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     # Several processes share the card.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     code = 0 if markdown else run(workloads, systems, minutes, rehearse, out)
