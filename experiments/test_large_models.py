@@ -79,20 +79,34 @@ def test_the_small_table_has_the_numbers_of_its_file(script):
             (row["system"], float(row["epsilon"])): float(row["test_accuracy"])
             for row in csv.DictReader(file)
         }
-    heading = f"| test accuracy after {small.ROUNDS} rounds | no noise | by hand | ε = 8 |"
+    peers = {}
+    with open(FOLDER / "results" / "cifar-pfllib.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            key = row["system"], row["protocol"]
+            peers.setdefault(key, []).append(float(row["test_accuracy"]))
+    peers = {key: np.mean(values) for key, values in peers.items()}
+    columns = ("no noise", "by hand", "PFLlib's code", "ε = 8")
+    heading = f"| test accuracy after {small.ROUNDS} rounds | {' | '.join(columns)} |"
     lines = page[page.index(heading) :].split("\n\n")[0].splitlines()[2:]
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     shown = {}
-    for name, plain, by_hand, private in table:
-        keys = (name, math.inf), (f"{name} by hand", math.inf), (name, small.EPSILON)
-        shown |= {k: float(v) for k, v in zip(keys, (plain, by_hand, private), strict=True) if v}
-    assert shown == {key: round(value, 3) for key, value in found.items()}
+    for name, *cells in table:
+        plain = name, math.inf
+        keys = plain, (f"{name} by hand", math.inf), (name, "ours"), (name, small.EPSILON)
+        shown |= {key: float(cell) for key, cell in zip(keys, cells, strict=True) if cell}
+    same = {key: value for key, value in peers.items() if key[1] == "ours"}
+    assert shown == {key: round(value, 3) for key, value in (found | same).items()}
     assert {name for name, *_ in table} <= {*small.SYSTEMS}
     gaps = [abs(found[f"{name} by hand", math.inf] - found[name, math.inf])
             for name in small.BY_HAND]  # fmt: skip
     lost = [found[name, math.inf] - found[name, 8.0] for name in ("FedAvg", "FedPer")]
     words = " ".join(page.split())
     assert f"differ from ours by at most {max(gaps):.3f}" in words
+    runs = ("FedPer", "ours"), ("FedAvg", "ours"), ("FedAvg", "theirs")
+    apart = [peers[run] - found[run[0], math.inf] for run in runs]
+    assert f"FedPer has {apart[0]:.3f} more than ours, FedAvg {-apart[1]:.3f} less" in words
+    assert f"and {apart[2]:.3f} more by PFLlib's own protocol" in words
+    assert ("only these three runs were done" in words) == (len(peers) == 3)
     assert f"FedAvg loses {lost[0]:.3f} and FedPer" in words
     assert f"all but the output layer, {lost[1]:.3f}." in words
     assert ("It shows that all eight systems" in words) == (len(table) == 9)
