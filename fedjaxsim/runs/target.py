@@ -123,7 +123,7 @@ class Need(NamedTuple):
     Attributes:
       states: the clients' parts of the state; `server` is the rest.
       rounds, evaluation: of the programs beyond their arguments.
-      compiler: what the peak that a compiler tells has beyond them, as on a TPU.
+      compiler: of the programs' code, and of their arguments where a compiler pads them: a TPU's.
     """
 
     rows: int
@@ -202,8 +202,8 @@ def compile_for(
             rounds=_working(advance),
             evaluation=_working(measure),
         )
-        told = max(_told_peak(program) for program in (advance, measure))
-        need = need._replace(compiler=max(0, told - need.peak))
+        allocated = _allocated(advance, measure)
+        need = need._replace(compiler=max(0, allocated - need.peak))
         return Compiled(simulation, advance, measure, need, simulation.plan_for(hparams))
 
 
@@ -240,9 +240,17 @@ def copied_bytes(population: Population, devices: int) -> int:
     return max(map(copied, begins))
 
 
-def _told_peak(compiled: Any) -> int:
-    """Return the peak of a program with its arguments that its compiler tells; 0 if none."""
-    return getattr(compiled.memory_analysis(), "peak_memory_in_bytes", 0)
+def _allocated(*programs: Any) -> int:
+    """Return the bytes of programs with their code, if one runs at a time.
+
+    The peak that a compiler tells is none of memory alone: a TPU's has what stays on the chip.
+    """
+    analyses = [program.memory_analysis() for program in programs]
+    held = [
+        analysis.argument_size_in_bytes + _working(program)
+        for analysis, program in zip(analyses, programs, strict=True)
+    ]
+    return max(held) + sum(analysis.generated_code_size_in_bytes for analysis in analyses)
 
 
 def _working(compiled: Any) -> int:

@@ -71,8 +71,8 @@ def bytes_on(device, arrays):
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count, monkeypatch):
-    tell = target._told_peak
-    monkeypatch.setattr(target, "_told_peak", lambda program: tell(program) + 10**6)
+    allocated = target._allocated
+    monkeypatch.setattr(target, "_allocated", lambda *programs: allocated(*programs) + 10**6)
     experiment = experiment_of(algorithm="ditto", clip=1.0, noise_multiplier=1.0)
     devices = tuple(jax.devices()[:count])
     several = dataclasses.replace(experiment.simulation, devices=devices if count > 1 else None)
@@ -85,8 +85,8 @@ def test_memory_is_that_counted_by_hand_and_that_of_the_arrays(count, monkeypatc
     used = {split: rows[split] for split in ("train", "test")}
     assert bytes_on(devices[0], (state, used)) == need.rows + need.states + need.server
     programs = found.rounds, found.evaluation
-    # A compiler tells a megabyte that parts do not explain.
-    assert need.peak == max(map(tell, programs)) + 10**6 > 10**6
+    # A compiler pads arguments by a megabyte.
+    assert need.peak == allocated(*programs) + 10**6 > 10**6
     assert need._replace(compiler=0).peak < 10**6
     for program, working in zip(programs, (need.rounds, need.evaluation), strict=True):
         analysis = program.memory_analysis()
