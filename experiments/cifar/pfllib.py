@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.nn import functional
@@ -170,8 +171,8 @@ class PFLlib:
         self.rows = {split: tensors(clients, split) for split in ("train", "test")}
         stub("utils.dlg", DLG=None)
         stub("utils.data_utils", read_client_data=self.read)
-        self.client = importlib.import_module("flcore.clients.clientbase")
-        self.models = importlib.import_module("flcore.trainmodel.models")
+        self.client: Any = importlib.import_module("flcore.clients.clientbase")
+        self.models: Any = importlib.import_module("flcore.trainmodel.models")
 
     def read(self, dataset: str, k: int, is_train: bool, few_shot: int) -> Rows:
         """Return the rows of a client."""
@@ -247,7 +248,7 @@ def main(checkout: Path, rows: Path, file: Path, names: Sequence[str]) -> None:
     starts = [sim.init(seed, hparams).shared.params for seed in SEEDS]
     images = split_rows(clients, "test")[0][0]
     theirs = ResNet(starts[0])(torch.tensor(images.transpose(0, 3, 1, 2))).detach().numpy()
-    np.testing.assert_allclose(theirs, model.apply(starts[0], images), atol=1e-4)
+    np.testing.assert_allclose(theirs, model.apply(starts[0], jnp.asarray(images)), atol=1e-4)
 
     torch.set_num_threads(1)
     library = PFLlib(checkout, clients)
@@ -262,4 +263,5 @@ def main(checkout: Path, rows: Path, file: Path, names: Sequence[str]) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit("usage: pfllib.py CHECKOUT ROWS FILE [SYSTEM ...]")
-    main(*map(Path, sys.argv[1:4]), sys.argv[4:] or [*SERVERS])
+    checkout, rows, file = map(Path, sys.argv[1:4])
+    main(checkout, rows, file, sys.argv[4:] or [*SERVERS])
