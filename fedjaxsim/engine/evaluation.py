@@ -245,7 +245,8 @@ def summary_of(
     """Return the function that makes an evaluation of metrics of all clients or of a sample (k,).
 
     They are numpy arrays (m,) or (m, S). "squared_error" divided by the variance of all targets "y"
-    is also reported as "nmse", as in the experiments of MP-MTL. Warns if the split has no rows.
+    is also reported as "nmse", as in the experiments of MP-MTL; of several targets it is the mean
+    of each one's, whatever their units. Warns if the split has no rows.
     """
     task, y = reported.task, population.fields.get("y")
     count = targets_of(population, split, task)
@@ -256,12 +257,13 @@ def summary_of(
             stacklevel=2,
         )
     records = reported.metric_records(metrics)
-    variance = None
+    variances = None
     if y is not None and "squared_error" in metrics and np.any(count > 0):
         targets = y[population.splits[split].all_rows()]
-        variance = reported.variance(targets)
-        if variance == 0:
-            values = ", ".join(f"{value:g}" for value in np.atleast_1d(targets[0]))
+        variances = reported.variances(targets)
+        if not np.all(variances):
+            constant = np.atleast_1d(targets[0])[variances == 0]
+            values = ", ".join(f"{value:g}" for value in constant)
             warnings.warn(
                 f"nmse is undefined: the targets of all {len(targets)} {split} rows are {values}",
                 stacklevel=2,
@@ -276,10 +278,14 @@ def summary_of(
 
         values, streaming = over(rows, measured.sums), over(rows / rows, measured.values)
         names, per_client = [*streaming], reported.in_units(values | streaming, records)
-        if "squared_error" in per_client and variance is not None:
+        if "squared_error" in per_client and variances is not None:
             # Without variance it is undefined, which is no failure of a client.
-            names += [] if variance else ["nmse"]
-            per_client["nmse"] = per_client["squared_error"] / (variance or np.nan)
+            names += [] if np.all(variances) else ["nmse"]
+            parts = records["squared_error"].mean_of
+            errors = [per_client[part] for part in parts or ["squared_error"]]
+            of_each = zip(errors, variances if parts else [np.mean(variances)], strict=True)
+            ratios = [error / (variance or np.nan) for error, variance in of_each]
+            per_client["nmse"] = np.mean(ratios, axis=0)
         pools = {
             name: Pool(statistics, functools.partial(_scaled, pool, reported.factor(records[name])))
             for name, statistics in measured.statistics.items()

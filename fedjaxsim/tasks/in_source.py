@@ -89,10 +89,10 @@ class TaskInSource:
         checks.count(0, len(self.y.names) - 1, target=record.target)
         return abs(self.y.half_range[record.target]) ** record.power
 
-    def variance(self, targets: np.ndarray) -> float:
-        """Return the mean over targets of the variance of rows (n,) or (n, t), in their units."""
-        variances = np.var(targets, axis=0, dtype=np.float64)
-        return float(np.mean(variances * np.square(self.y.half_range)))
+    def variances(self, targets: np.ndarray) -> np.ndarray:
+        """Return the variance of each target of rows (n,) or (n, t), in their units, (t,)."""
+        variances = np.atleast_1d(np.var(targets, axis=0, dtype=np.float64))
+        return variances * np.square(self.y.half_range)
 
     # --- rows and predictions ---------------------------------------------------------------------
 

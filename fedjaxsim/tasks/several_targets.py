@@ -54,8 +54,8 @@ def multilabel(model: Model, num_outputs: int) -> Task:
 def squared_targets(model: Model, num_outputs: int) -> Task:
     """Regression of t targets with ½‖prediction − y‖²; "y" is (n, t).
 
-    "squared_error" is the mean over targets, proportional to nMSE, and "squared_error_0",
-    "squared_error_1", … are each target's.
+    "squared_error" is the mean over targets, and "squared_error_0", "squared_error_1", … are each
+    target's. nMSE is the mean of each target's own, whatever their units.
 
     Args:
       model: outputs (b, t).
