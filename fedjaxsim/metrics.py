@@ -161,8 +161,8 @@ def require_direction(name: str, records: MetricRecords) -> bool:
     larger_is_better = find_metric(name, records).larger_is_better
     if larger_is_better is None:
         raise ValueError(
-            f"the metric {name!r} must state whether larger is better: give its task "
-            f"records={{{name!r}: fjs.tasks.Metric({name!r}, larger_is_better=True)}}"
+            f"the metric {name!r} must state whether larger is better: make its record "
+            f"fjs.tasks.Metric({name!r}, larger_is_better=True), or False"
         )
     return larger_is_better
 

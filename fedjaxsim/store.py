@@ -108,14 +108,14 @@ def lock_folder(path: Path) -> None:
     while True:
         with _reported(lock):
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        is_locked = False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 4096).decode(errors="replace")
-            os.close(descriptor)
-            if error.errno in _NO_LOCKS:  # a file system without locks
-                return
-            raise ValueError(f"{path} is in use by {holder or 'another process'}") from None
+            is_locked = _flock(descriptor, path)
+        finally:
+            if not is_locked:
+                os.close(descriptor)
+        if not is_locked:
+            return
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(descriptor).st_ino == os.stat(lock).st_ino:
                 break
@@ -132,6 +132,15 @@ def lock_folder(path: Path) -> None:
                 left.unlink()
 
 
+def check_free(path: Path) -> None:
+    """Check that no other process holds a folder, or one in it; a ValueError names the process."""
+    for lock in (path / LOCK, *path.glob(f"*/{LOCK}")):
+        if lock.parent.resolve() in _held:
+            continue
+        with contextlib.suppress(OSError), _opened(lock, os.O_RDWR) as descriptor:
+            _flock(descriptor, lock.parent)
+
+
 def unlock_folders() -> None:
     """Unlock all folders that this process holds."""
     while _held:
@@ -139,6 +148,21 @@ def unlock_folders() -> None:
         with contextlib.suppress(OSError):
             os.unlink(path / LOCK)
         os.close(descriptor)
+
+
+def _flock(descriptor: int, path: Path) -> bool:
+    """Lock a folder by its opened lock; return whether its file system has locks.
+
+    Raises ValueError if another process holds it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        holder = os.read(descriptor, 4096).decode(errors="replace")
+        raise ValueError(f"{path} is in use by {holder or 'another process'}") from None
+    return True
 
 
 @contextlib.contextmanager

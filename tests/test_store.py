@@ -89,10 +89,15 @@ def test_a_folder_has_one_writer_until_it_releases_it(tmp_path):
     os.write(other, b"process 7 on there since noon")
     with pytest.raises(ValueError, match="process 7 on there since noon"):
         store.lock_folder(tmp_path)
+    for held in (tmp_path, tmp_path.parent):
+        with pytest.raises(ValueError, match=f"{tmp_path} is in use by process 7"):
+            store.check_free(held)
     os.close(other)  # as at the end of a process
     (tmp_path / f".metrics.{'0' * 32}").touch()
+    store.check_free(tmp_path)
     store.lock_folder(tmp_path)
     store.lock_folder(tmp_path)
+    store.check_free(tmp_path)  # this process's own
     assert [path.name for path in tmp_path.iterdir()] == [store.LOCK]
     store.unlock_folders()
     assert list(tmp_path.iterdir()) == []

@@ -36,9 +36,17 @@ def predict(
       client: Column with the client of each new row; by default the run's.
       out: Table of the predictions (.csv or .parquet); by default the first rows are printed.
     """
-    return _table_of(
-        directory, lambda run: run.predict(data, client=client), "predicting", out, quiet=quiet
-    )
+    from fedjaxsim.cli.messages import say
+
+    def predicted(run: "FinishedRun") -> "pd.DataFrame":
+        table = run.predict(data, client=client)
+        known = {*map(str, run.sim.population.names)}
+        if strangers := [name for name in map(str, table["client"].unique()) if name not in known]:
+            who = strangers[0] + f" and {len(strangers) - 1} more" * (len(strangers) > 1)
+            say(f"rows of clients who took no part ({who}) are predicted by the published model")
+        return table
+
+    return _table_of(directory, predicted, "predicting", out, quiet=quiet)
 
 
 def evaluate(

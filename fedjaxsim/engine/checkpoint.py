@@ -196,7 +196,7 @@ class CheckpointFolder:
             except (ValueError, OSError) as error:
                 skipped.append(str(error))
         if skipped:
-            raise ValueError(f"{skipped[0]}; to begin anew, delete {self.path}")
+            raise ValueError(f"{skipped[0]}; what begins anew needs another directory")
         return None
 
     def clear(self) -> None:

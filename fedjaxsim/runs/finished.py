@@ -173,6 +173,7 @@ class FinishedRun:
         (population, targets), clipped = self._read(rows, client, labelled), None
         steps = self.config.get("preprocess")
         if not steps:
+            _check_shape(population, self.sim.population)
             return population, None, targets
         # Steps act on stored numbers, so new rows are first stored as the run's rows were.
         run_population = population_of(self.config.replace(preprocess=()))
@@ -261,6 +262,14 @@ class FinishedRun:
         return source_of(table, roles).to_predict(self._stranger).population(
             spec.path or None
         ), targets
+
+
+def _check_shape(population: Population, trained: Population) -> None:
+    """Check that rows without named columns have the shape that models were trained on."""
+    x, ours = (each.fields.get("x") for each in (population, trained))
+    if x is None or ours is None or "x" in population.columns or x.shape[1:] == ours.shape[1:]:
+        return
+    raise ValueError(f"rows must have the run's shape {ours.shape[1:]}, got {x.shape[1:]}")
 
 
 def _by_target(

@@ -141,7 +141,8 @@ def prepare_resume(
         raise ValueError(f"{path} has no checkpoint: run the first command again with --overwrite")
     done = 0 if last is None else last.round
     released = max(done, directory.released())
-    if released > done and resolved.get("code_fingerprint", code) != code:
+    is_other_code = resolved.get("code_fingerprint", code) != code
+    if released > done and is_other_code:
         other = f"released round {released} with other code of yours"
         raise ValueError(f"{path} {other}, {_SAME_NOISE}: restore it, or {_ANEW}")
     if rounds is not None and not max(released, 1) <= rounds <= MOST_ROUNDS:
@@ -176,6 +177,8 @@ def prepare_resume(
     simulation = experiment.simulation
     simulation.check_rounds(experiment.hparams, 0, total, config.eval_every)
     warnings = []
+    if done and is_other_code:
+        warnings.append(f"the first {done} rounds are of other code of yours")
     if total > config.rounds and config.get("budget_epsilon") is None:
         more = spent_in_all(experiment, rounds=total)
         warnings += warn_above(config.target_epsilon, more, f"{total} rounds will spend")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjaxsim import callbacks
+from fedjaxsim import callbacks, store
 from fedjaxsim.callbacks import StopOnInterrupt
 from fedjaxsim.checks import SettingWarning
 from fedjaxsim.clock import ROUNDS, Axis
@@ -216,6 +216,7 @@ def prepare_sweep(
 ) -> Sweep | SearchedSweep:
     """Check all input of a sweep before anything is computed, and open its folder."""
     check_place(out, "sweep")
+    store.check_free(out)
     how: dict[str, Any] = {"checkpoint_every": checkpoint_every, "quiet": quiet, "axis": axis}
     how |= {"loggers": loggers}
     if isinstance(plan, Search):

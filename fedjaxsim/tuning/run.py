@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjaxsim import store
 from fedjaxsim.divergence import Record
 from fedjaxsim.engine.checkpoint import has_x64, require_x64
 from fedjaxsim.metrics import Metric
@@ -196,6 +197,7 @@ def prepare_tuning(
     `asked` has wrt, seeds, steps and metric.
     """
     check_place(path, "tuning")
+    store.check_free(path)
     is_there = (path / PATH_JSON).is_file() and not overwrite
     saved, measured = _read_saved(path) if is_there else ({}, [])
     seed = saved.get("settings", {}).get("seed")

@@ -64,7 +64,7 @@ def mine(task):
 
 @pytest.mark.thorough
 def test_a_killed_run_resumes_with_the_code_alone_that_made_what_it_released(
-    refused, tmp_path, monkeypatch
+    refused, tmp_path, monkeypatch, capsys
 ):
     """Other code under the noise of released evaluations: their difference has no noise."""
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -84,4 +84,9 @@ def test_a_killed_run_resumes_with_the_code_alone_that_made_what_it_released(
     code.write_text(OWN)
     forget()
     assert main(["resume", "run", "--quiet"]) == 0
+    assert "other code" not in capsys.readouterr().err
+    code.write_text(OWN.replace("1 * w", "0 * w"))
+    forget()
+    assert main(["resume", "run", "--quiet", "--rounds", "5"]) == 0
+    assert "the first 3 rounds are of other code of yours" in capsys.readouterr().err
     forget()

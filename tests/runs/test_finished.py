@@ -209,7 +209,7 @@ def test_new_rows_have_the_units_of_the_run_before_they_are_preprocessed(tmp_pat
 
 
 @pytest.mark.thorough
-def test_preprocessing_is_that_of_the_run(tmp_path, monkeypatch):
+def test_preprocessing_is_that_of_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     frame = rows().assign(one=1.0).drop(columns="kind")
     frame.to_csv("rows.csv", index=False)
@@ -226,3 +226,22 @@ def test_preprocessing_is_that_of_the_run(tmp_path, monkeypatch):
     # A client that took no part predicts with the published model, as all do here.
     strangers = run.predict(frame.assign(who="eve"))
     np.testing.assert_allclose(strangers.prediction, said.prediction, rtol=1e-5)
+    frame.assign(who=["eve", "bob", *frame.who[2:]]).to_csv("strangers.csv", index=False)
+    capsys.readouterr()
+    assert main(["predict", "run", "--data", "csv:strangers.csv", "--out", "p.csv", "--quiet"]) == 0
+    told = "rows of clients who took no part (eve and 1 more) are predicted by the published model"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_rows_of_another_shape_are_refused_before_a_model_sees_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, size in (("rows", 8), ("large", 16)):
+        x = rng.normal(size=(40, size, size, 1)).astype(np.float32)
+        np.savez(f"{name}.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) // 10)
+    command = "run --data npz:rows.npz --algorithm fedavg --rounds 1 --quiet --out run"
+    assert main(command.split()) == 0
+    shapes = r"the run's shape \(8, 8, 1\), got \(16, 16, 1\)"
+    with pytest.raises(ValueError, match=shapes):
+        fjs.load_run("run").predict("npz:large.npz")

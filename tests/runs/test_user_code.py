@@ -279,19 +279,19 @@ def test_what_ones_own_code_takes_is_set_swept_and_checked(tmp_path):
             "must return a Model.*got a Dense.*from_flax",
         ),
         ("--algorithm mycode:seven", "mycode:seven .*Algorithm.*int"),
-        ("--algorithm mycode:broken", "mycode.py:17: KeyError: 'key'"),
+        ("--algorithm mycode:broken", "mycode.py:20: KeyError: 'key'"),
         (
             "--algorithm mycode:factory_of_ours",
-            "mycode:factory_of_ours .*mycode.py:44: SettingError",
+            "mycode:factory_of_ours .*mycode.py:47: SettingError",
         ),
         (
             "--algorithm mycode:typo",
-            r"error: your code fails at /.*/mycode.py:24: NameError: name 'tsk' is not defined; "
+            r"error: your code fails at /.*/mycode.py:27: NameError: name 'tsk' is not defined; "
             "JAX_TRACEBACK_FILTERING=off shows the whole traceback$",
         ),
-        ("--algorithm mycode:misused", "your code fails at .*/mycode.py:30: AttributeError: 'int'"),
-        ("--algorithm mycode:asserts", "your code fails at .*/mycode.py:35: AssertionError; JAX"),
-        ("--algorithm mycode:serves", "mycode.py:40: AttributeError: 'dict' object .*; JAX_TRACE"),
+        ("--algorithm mycode:misused", "your code fails at .*/mycode.py:33: AttributeError: 'int'"),
+        ("--algorithm mycode:asserts", "your code fails at .*/mycode.py:38: AssertionError; JAX"),
+        ("--algorithm mycode:serves", "mycode.py:43: AttributeError: 'dict' object .*; JAX_TRACE"),
         ("--model mycode:algorithm", r"\(shape, outputs\).*\(task\)"),
         (
             "--algorithm mycode:algorithm --averaged",
@@ -336,7 +336,7 @@ def test_all_of_the_traceback_is_shown_on_demand(monkeypatch, capsys):
     monkeypatch.setenv("JAX_TRACEBACK_FILTERING", "off")
     assert main(["run", "--clients", "6", "--algorithm", "mycode:typo"]) == 2
     first, second, *others = capsys.readouterr().err.splitlines()
-    assert first.endswith("mycode.py:24: NameError: name 'tsk' is not defined")
+    assert first.endswith("mycode.py:27: NameError: name 'tsk' is not defined")
     assert second == "Traceback (most recent call last):"
     assert sum("simulation.py" in line for line in others) > 0
 
