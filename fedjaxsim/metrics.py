@@ -111,6 +111,9 @@ def resolve_metrics(
     _check_names(names)
     ordered = dict.fromkeys([*(name for name in METRICS if name in names), *names])
     records = {name: find_metric(name, stated) for name in ordered}
+    if judged_by is not None:
+        record = records[judged_by]
+        records[judged_by] = record._replace(in_tables=record.in_tables or ("",))
 
     def rank(name: str) -> tuple[bool, bool, bool]:
         record = records[name]

@@ -49,7 +49,10 @@ def test_records_are_decided_once_and_contradictions_are_refused():
     stated = {"below": below, "pinball": pinball}
     assert [*resolve_metrics(["below", "loss", "pinball"], stated)] == ["pinball", "loss", "below"]
     assert [*resolve_metrics(["below", "loss"], {"below": below})] == ["loss", "below"]
-    assert next(iter(resolve_metrics(["loss", "pinball"], {}, judged_by="loss"))) == "loss"
+    # Tables show by what runs are judged.
+    asked = resolve_metrics(["pinball", "loss"], {"pinball": pinball}, judged_by="loss")
+    assert [*asked] == ["loss", "pinball"]
+    assert asked["loss"].in_tables == ("",)
     with pytest.raises(ValueError, match=r"metric must be one of loss, got 'los'"):
         resolve_metrics(["loss"], {}, judged_by="los")
     # A dash in the name of a metric stays; in a word it may stand for an underscore.
