@@ -133,9 +133,11 @@ def _where(path: Path, config: RunConfig, report: Report) -> str:
         chosen = "; that its rounds ended there tells something of validation rows, without an ε"
     if config.hides_noise:
         return f"files in {path}, all private but {public}, which may be handed on{chosen}"
-    guessed = "partition-seed" if config.has_secret_seed else "seed"
+    guessed = f"seed ({config.seed})"
+    if config.has_secret_seed:
+        guessed = f"partition-seed ({config.partition_seed})"
     return (
-        f"files in {path}, all private: whoever guesses the {guessed} ({config.data_seed}) knows "
+        f"files in {path}, all private: whoever guesses the {guessed} knows "
         f"the noise, so {public} may be handed on from a run with --seed secret alone{chosen}"
     )
 

@@ -32,6 +32,7 @@ def wandb(settings: Mapping[str, Any], path: Path) -> Write:
     run = importlib.import_module("wandb").init(
         project=os.environ.get("WANDB_PROJECT", _PROJECT), name=path.name, dir=str(path),
         config=dict(settings), id=_identity(path, "wandb"), resume="allow",
+        group=path.parent.parent.name if path.parent.name == FOLDER else None,  # a sweep's runs
     )  # fmt: skip
     return _closing(lambda record, step: run.log(record, step=step), run.finish)
 

@@ -421,8 +421,9 @@ class Search:
             sum(candidate.place == other.place for other in self.candidates) for candidate in chosen
         }
         points = " to ".join(map(str, sorted({min(counts), max(counts)})))
+        verb = "was" if len(self.keys) == 1 else "were"
         choice = (
-            f"{', '.join(map(flag, self.keys))} were chosen for each combination among {points} "
+            f"{_listed([*map(flag, self.keys)])} {verb} chosen for each combination among {points} "
             f"points, by the mean {metric} over seeds {', '.join(map(str, self.seeds))}."
         )
         plan = self._expand([candidate.table(candidate.seeds) for candidate in chosen])

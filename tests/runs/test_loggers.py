@@ -71,6 +71,14 @@ def test_a_tracker_gets_settings_and_records_under_one_name(fake, tmp_path, name
     assert len(package.of("finish")) == 2
 
 
+def test_the_runs_of_a_sweep_are_a_group_of_its_name(fake, tmp_path):
+    package = fake("wandb")
+    for path in (tmp_path / "digits", tmp_path / "digits" / "loggers" / "digits-3"):
+        loggers.find_loggers("wandb")["wandb"](SETTINGS, path)
+    named = [(kwargs["name"], kwargs["group"]) for _, kwargs in package.of("init")]
+    assert named == [("digits", None), ("digits-3", "digits")]
+
+
 def test_mlflow_goes_on_with_the_run_that_it_began(fake, tmp_path):
     package = fake("mlflow")
     for _ in range(2):

@@ -107,6 +107,13 @@ def test_all_bits_of_a_large_seed_count():
     np.testing.assert_array_equal(jax.random.key_data(require_key(5)), [0, 5])
 
 
+@pytest.mark.thorough
+def test_the_seed_that_is_named_is_the_one_that_noise_follows_from(run, tmp_path, capsys):
+    settings = ["--epsilon", "8", "--seed", "3", "--out", str(tmp_path / "known")]
+    assert main([*command(run.parent), *settings]) == 0
+    assert "whoever guesses the seed (3) knows the noise" in capsys.readouterr().out
+
+
 def test_an_older_run_is_exported_and_one_without_an_epsilon_is_not(run, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "metrics.jsonl").write_text("of another run")
