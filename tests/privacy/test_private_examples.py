@@ -508,7 +508,10 @@ def test_clients_of_other_data_have_the_epsilon_of_their_own_numbers_of_rows():
     _, private = both_kinds()
     for counts, shares in (([9, 5, 30], False), ([5, 30, 9], True)):
         other = private.with_population(least_squares(counts, seed=1)[0])
-        assert other.accounts[1][1].silos.counts == tuple(counts)
+        event = other.accounts[1][1]
+        assert isinstance(event, Examples)
+        assert event.silos is not None
+        assert event.silos.counts == tuple(counts)
         assert (other.program is private.program) == shares
 
 
