@@ -82,7 +82,9 @@ def test_a_signal_while_results_are_written_leaves_all_of_them(tmp_path, capfd, 
 @pytest.mark.thorough
 def test_a_second_ctrl_c_aborts_in_the_middle_of_a_segment(tmp_path):
     out = tmp_path / "run"
-    command = ["run", *LONG, "--eval-every", "100000000", "--out", str(out)]
+    evaluates = LONG.index("--eval-every") + 1
+    words = [*LONG[:evaluates], "100000000", *LONG[evaluates + 1 :]]
+    command = ["run", *words, "--out", str(out)]
     with start("-m", "fedjaxsim", *command) as process:
         deadline = time.monotonic() + HANGS
         while evaluations(out) < 1:

@@ -26,18 +26,25 @@ _GROWTH = 100
 def answers_of(mechanism: Mechanism, num_clients: int) -> Callable[..., Any]:
     """Return `(message, hparams) -> (z, varies, sizes)`, how a mechanism answers; compiled.
 
-    In the first rounds a release without messages has z, (2,), and varies with its key or not,
-    (2,). A sum of one large message, like `message`, and of a larger one has sizes, (2,).
+    In the first rounds a release of one message of zeros, like `message`, has z, (2,), and varies
+    with its key or not, (2,). A sum of one large message, and of a larger one, has sizes, (2,).
     """
 
     @jax.jit
     def answers(message, hparams):
         state, zero = mechanism.init(hparams), mechanism.zero(message, num_clients)
 
+        def added(number):
+            sent = jax.tree.map(
+                lambda leaf: jnp.full((1, *leaf.shape), number, leaf.dtype), message
+            )
+            of_one = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
+            return mechanism.add(zero, Messages(sent), *of_one, state, hparams)
+
         def releases(number):
             key = jax.random.fold_in(seed_key(0), number)
             return [
-                mechanism.release(zero, jnp.ones(()), key, state, hparams, jnp.int32(round_))
+                mechanism.release(added(0), jnp.ones(()), key, state, hparams, jnp.int32(round_))
                 for round_ in range(_ROUNDS)
             ]
 
@@ -45,18 +52,11 @@ def answers_of(mechanism: Mechanism, num_clients: int) -> Callable[..., Any]:
             pairs = zip(releases(number), first, strict=True)
             return jnp.stack([_largest(a.value, b.value) > 0 for a, b in pairs])
 
-        def size_of(number):
-            sent = jax.tree.map(
-                lambda leaf: jnp.full((1, *leaf.shape), number, leaf.dtype), message
-            )
-            of_one = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
-            added = mechanism.add(zero, Messages(sent), *of_one, state, hparams)
-            return _largest(added.total, zero.total)
-
         first = releases(0)
         varies = jnp.any(jax.lax.map(differs, jnp.arange(1, _KEYS)), axis=0)
         z = jnp.stack([jnp.asarray(release.noise_multiplier) for release in first])
-        return z, varies, jnp.stack([size_of(number) for number in _LARGE])
+        sizes = [_largest(added(number).total, zero.total) for number in _LARGE]
+        return z, varies, jnp.stack(sizes)
 
     return answers
 
