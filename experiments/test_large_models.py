@@ -1,7 +1,6 @@
 """The table of images and the transformer with adapters: rows, shapes and numbers of parameters."""
 
 import csv
-import math
 import pickle
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from fedjaxsim.report.results import difference
 
 FOLDER = Path(__file__).parent
 SCRIPTS = FOLDER / "cifar"
@@ -72,44 +73,58 @@ def test_resnet_8_has_its_papers_layers(script):
     np.testing.assert_allclose(*both(kernel, x), atol=1e-4)
 
 
-def test_the_small_table_has_the_numbers_of_its_file(script):
-    small, page = script("small"), (FOLDER / "large-models.md").read_text(encoding="utf-8")
-    with open(FOLDER / "results" / "cifar-small.csv", encoding="utf-8", newline="") as file:
-        found = {
-            (row["system"], float(row["epsilon"])): float(row["test_accuracy"])
-            for row in csv.DictReader(file)
-        }
-    peers = {}
-    with open(FOLDER / "results" / "cifar-pfllib.csv", encoding="utf-8", newline="") as file:
+def accuracies(name, column):
+    """Return the accuracies of each seed by system and a column, in a file of results."""
+    found = {}
+    with open(FOLDER / "results" / name, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            key = row["system"], row["protocol"]
-            peers.setdefault(key, []).append(float(row["test_accuracy"]))
-    peers = {key: np.mean(values) for key, values in peers.items()}
-    columns = ("no noise", "by hand", "PFLlib's code", "ε = 8")
+            of_seeds = found.setdefault((row["system"], row[column]), {})
+            of_seeds[int(row["seed"])] = float(row["test_accuracy"])
+    return found
+
+
+def test_the_small_table_has_the_numbers_of_its_files(script):
+    small, page = script("small"), (FOLDER / "large-models.md").read_text(encoding="utf-8")
+    ours, theirs = (
+        accuracies("cifar-small.csv", "epsilon"),
+        accuracies("cifar-pfllib.csv", "protocol"),
+    )
+    assert all({*of_seeds} == {*small.SEEDS} for of_seeds in (*ours.values(), *theirs.values()))
+    columns = {
+        "no noise": lambda name: ours[name, "inf"],
+        "by hand": lambda name: ours.get((f"{name} by hand", "inf")),
+        "PFLlib's code": lambda name: theirs[name, "ours"],
+        "by its protocol": lambda name: theirs[name, "theirs"],
+        "ε = 8": lambda name: ours.get((name, "8.0")),
+    }
     heading = f"| test accuracy after {small.ROUNDS} rounds | {' | '.join(columns)} |"
     lines = page[page.index(heading) :].split("\n\n")[0].splitlines()[2:]
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    shown = {}
+    assert {name for name, *_ in table} == {*small.SYSTEMS}
+    means = {key: np.mean([*of_seeds.values()]) for key, of_seeds in (ours | theirs).items()}
     for name, *cells in table:
-        plain = name, math.inf
-        keys = plain, (f"{name} by hand", math.inf), (name, "ours"), (name, small.EPSILON)
-        shown |= {key: float(cell) for key, cell in zip(keys, cells, strict=True) if cell}
-    same = {key: value for key, value in peers.items() if key[1] == "ours"}
-    assert shown == {key: round(value, 3) for key, value in (found | same).items()}
-    assert {name for name, *_ in table} <= {*small.SYSTEMS}
-    gaps = [abs(found[f"{name} by hand", math.inf] - found[name, math.inf])
-            for name in small.BY_HAND]  # fmt: skip
-    lost = [found[name, math.inf] - found[name, 8.0] for name in ("FedAvg", "FedPer")]
+        found = [of(name) for of in columns.values()]
+        assert cells == [f"{np.mean([*of.values()]):.3f}" if of else "" for of in found]
     words = " ".join(page.split())
-    assert f"differ from ours by at most {max(gaps):.3f}" in words
-    runs = ("FedPer", "ours"), ("FedAvg", "ours"), ("FedAvg", "theirs")
-    apart = [peers[run] - found[run[0], math.inf] for run in runs]
-    assert f"FedPer has {apart[0]:.3f} more than ours, FedAvg {-apart[1]:.3f} less" in words
-    assert f"and {apart[2]:.3f} more by PFLlib's own protocol" in words
-    assert ("only these three runs were done" in words) == (len(peers) == 3)
+    gaps = [
+        abs(ours[f"{name} by hand", "inf"][seed] - ours[name, "inf"][seed])
+        for name in small.BY_HAND for seed in small.SEEDS
+    ]  # fmt: skip
+    assert f"differ from ours by at most {max(gaps):.3f} with one seed" in words
+    gains = {}
+    for name in small.SYSTEMS:
+        found = theirs[name, "ours"], ours[name, "inf"]
+        gains[name] = difference(*([of[seed] for seed in small.SEEDS] for of in found))[0]
+    surely = gains.pop("Per-FedAvg")
+    assert surely.mean < -surely.half
+    assert f"Per-FedAvg has {-surely.mean:.3f} ± {surely.half:.3f} less than ours" in words
+    assert all(abs(gain.mean) < gain.half for gain in gains.values())
+    assert f"at most {max(abs(gain.mean) for gain in gains.values()):.3f} apart" in words
+    shown = means["FedALA", "theirs"], means["FedALA", "inf"]
+    assert "FedALA has {:.3f} instead of {:.3f}".format(*shown) in words
+    lost = [means[name, "inf"] - means[name, "8.0"] for name in ("FedAvg", "FedPer")]
     assert f"FedAvg loses {lost[0]:.3f} and FedPer" in words
     assert f"all but the output layer, {lost[1]:.3f}." in words
-    assert ("It shows that all eight systems" in words) == (len(table) == 9)
     shapes = jax.eval_shape(small.resnet8((8, 8, 1), 10, width=8).init, jax.random.key(0))
     assert f"{size(shapes):,} parameters, η = {small.RATE:g}, and C = {small.CLIP:g}" in words
     ratio = 45_000 * 2_000 / (2_750 * small.ROUNDS)

@@ -35,9 +35,8 @@ import fedjaxsim as fjs
 sys.path.insert(0, str(Path(__file__).parent))
 import small
 from cifar import CLASSES, GROUPS, resnet8
-from small import BATCH, CLIENTS, HEAD, RATE, ROUNDS, split_rows
+from small import BATCH, CLIENTS, HEAD, RATE, ROUNDS, SEEDS, split_rows
 
-SEEDS = (0, 1, 2)
 SERVERS = {
     "FedAvg": "serveravg.FedAvg", "FedPer": "serverper.FedPer", "Local": "serverlocal.Local",
     "Ditto": "serverditto.Ditto", "APFL": "serverapfl.APFL", "FedRep": "serverrep.FedRep",

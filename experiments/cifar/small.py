@@ -4,11 +4,13 @@
 
 writes the results of each system when they are there, and goes on after the last one if it is
 called again. Rows are the handwritten digits of ../systems/data.py, of all writers together, in
-8 × 8 pixels; ResNet-8 has 8, 16 and 32 channels. "by hand" are loops over clients without this
-package, from the same first models, with minibatches of their own.
+8 × 8 pixels; ResNet-8 has 8, 16 and 32 channels. All seeds have one split, and first models,
+minibatches and noise of their own. "by hand" are loops over clients without this package, from the
+same first models, with other minibatches.
 """
 
 import csv
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from cifar import CLASSES, resnet8
 
 CLIENTS, ALPHA, ROUNDS, EPSILON = 100, 0.1, 15, 8.0
 BATCH, RATE, CLIP = 10, 0.1, 0.5
+SEEDS = (0, 1, 2)
 SYSTEMS = {
     "FedAvg": fjs.fedavg, "FedPer": fjs.fedper, "Local": fjs.local, "Ditto": fjs.ditto,
     "APFL": fjs.apfl, "FedRep": fjs.fedrep, "FedALA": fjs.fedala, "Per-FedAvg": fjs.perfedavg,
@@ -62,27 +65,27 @@ def without_noise(name: str, sim: fjs.Simulation) -> fjs.Hyperparameters:
 
 def results(
     name: str, clients: fjs.Population, model: fjs.Model
-) -> Iterator[tuple[float, float, float]]:
-    """Yield ε, accuracy on all test rows and CPU seconds of each run of a system."""
+) -> Iterator[tuple[float, int, float, float]]:
+    """Yield ε, seed, accuracy on all test rows and CPU seconds of each run of a system."""
     sim = simulation(name, clients, model)
     settings = [(np.inf, without_noise(name, sim))]
     if name != "Local":
         clipped = sim.hyperparameters(learning_rate=RATE, clip=CLIP)
         settings.append((EPSILON, sim.calibrate(clipped, epsilon=EPSILON, rounds=ROUNDS)))
-    for epsilon, hparams in settings:
+    for (epsilon, hparams), seed in itertools.product(settings, SEEDS):
         before = time.process_time()
-        state = sim.init(0, hparams)
+        state = sim.init(seed, hparams)
         for _ in range(ROUNDS):
             state, _ = sim.round(state, hparams)
         accuracy = sim.evaluate(state, hparams).weighted_mean("accuracy")
-        yield epsilon, accuracy, time.process_time() - before
+        yield epsilon, seed, accuracy, time.process_time() - before
 
 
-def by_hand(name: str, clients: fjs.Population, model: fjs.Model) -> float:
+def by_hand(name: str, clients: fjs.Population, model: fjs.Model, seed: int) -> float:
     """Train FedAvg or FedPer by loops over clients; return the accuracy on all test rows."""
     own_heads, sim = BY_HAND[name], simulation(name, clients, model)
     hparams = without_noise(name, sim)
-    first = sim.models(sim.init(0, hparams), hparams)
+    first = sim.models(sim.init(seed, hparams), hparams)
 
     @jax.jit
     def step(w, x, y, weight):
@@ -99,7 +102,7 @@ def by_hand(name: str, clients: fjs.Population, model: fjs.Model) -> float:
     def padded(rows, values):
         return np.concatenate([values[rows], np.zeros((BATCH - len(rows), *values.shape[1:]))])
 
-    rng, w = np.random.default_rng(0), jax.tree.map(lambda leaf: leaf[0], first)
+    rng, w = np.random.default_rng(seed), jax.tree.map(lambda leaf: leaf[0], first)
     train, test = (split_rows(clients, split) for split in ("train", "test"))
     heads = [jax.tree.map(lambda leaf, k=k: leaf[k], first[HEAD]) for k in range(CLIENTS)]
     for _ in range(ROUNDS):
@@ -137,24 +140,24 @@ def main(rows: Path, file: Path) -> None:
         with file.open(newline="") as stream:
             done = [*csv.DictReader(stream)]
     else:
-        file.write_text("system,epsilon,test_accuracy,cpu_seconds\n")
+        file.write_text("system,epsilon,seed,test_accuracy,cpu_seconds\n")
     clients, model = population(rows), resnet8((8, 8, 1), CLASSES, width=8, native=True)
 
-    def add(name: str, epsilon: float, accuracy: float, seconds: float) -> None:
+    def add(name: str, epsilon: float, seed: int, accuracy: float, seconds: float) -> None:
         with file.open("a", newline="") as stream:
-            row = [name, epsilon, round(accuracy, 4), round(seconds, 1)]
+            row = [name, epsilon, seed, round(accuracy, 4), round(seconds, 1)]
             csv.writer(stream, lineterminator="\n").writerow(row)
 
-    names = [row["system"] for row in done]
+    runs = {(row["system"], int(row["seed"])) for row in done}
     for name in SYSTEMS:
-        if name not in names:
+        if (name, SEEDS[-1]) not in runs:
             for result in [*results(name, clients, model)]:  # all of a system, or nothing
                 add(name, *result)
-    for name in BY_HAND:
-        if f"{name} by hand" not in names:
+    for name, seed in itertools.product(BY_HAND, SEEDS):
+        if (f"{name} by hand", seed) not in runs:
             before = time.process_time()
-            accuracy = by_hand(name, clients, model)
-            add(f"{name} by hand", np.inf, accuracy, time.process_time() - before)
+            accuracy = by_hand(name, clients, model, seed)
+            add(f"{name} by hand", np.inf, seed, accuracy, time.process_time() - before)
 
 
 if __name__ == "__main__":
