@@ -146,8 +146,9 @@ def test_several_targets_have_the_names_of_their_columns(folder, source):
     assert [*said] == columns.split()
     if source.startswith("csv"):
         new = run.predict("csv:rows.csv")
-        new, old = (table.drop(columns="split") for table in (new, said))
-        pd.testing.assert_frame_equal(new, old, check_dtype=False)
+        same = [name for name in said if name != "split"]
+        alike = (table.filter(same) for table in (new, said))
+        pd.testing.assert_frame_equal(*alike, check_dtype=False)
         assert "target_pay" not in run.predict(rows.drop(columns=["pay", "id"]))
     table = run.coefficients().set_index(["client", "target"])
     for target in ("pay", "id"):
