@@ -37,12 +37,14 @@ def predict(
       out: Table of the predictions (.csv or .parquet); by default the first rows are printed.
     """
     from fedjaxsim.cli.messages import say
+    from fedjaxsim.data.aligned import numbers_of
 
     def predicted(run: "FinishedRun") -> "pd.DataFrame":
         table = run.predict(data, client=client)
-        known = {*map(str, run.sim.population.names)}
-        if strangers := [name for name in map(str, table["client"].unique()) if name not in known]:
-            who = strangers[0] + f" and {len(strangers) - 1} more" * (len(strangers) > 1)
+        names = table["client"].drop_duplicates().to_numpy()
+        strangers = names[numbers_of(run.sim.population, names) < 0]
+        if len(strangers):
+            who = f"{strangers[0]}" + f" and {len(strangers) - 1} more" * (len(strangers) > 1)
             say(f"rows of clients who took no part ({who}) are predicted by the published model")
         return table
 

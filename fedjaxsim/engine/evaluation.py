@@ -282,9 +282,9 @@ def summary_of(
             # Without variance it is undefined, which is no failure of a client.
             names += [] if np.all(variances) else ["nmse"]
             parts = records["squared_error"].mean_of
-            errors = [per_client[part] for part in parts or ["squared_error"]]
-            of_each = zip(errors, variances if parts else [np.mean(variances)], strict=True)
-            ratios = [error / (variance or np.nan) for error, variance in of_each]
+            by_error = {part: variances[records[part].target] for part in parts}
+            by_error = by_error or {"squared_error": np.mean(variances)}
+            ratios = [per_client[name] / (value or np.nan) for name, value in by_error.items()]
             per_client["nmse"] = np.mean(ratios, axis=0)
         pools = {
             name: Pool(statistics, functools.partial(_scaled, pool, reported.factor(records[name])))

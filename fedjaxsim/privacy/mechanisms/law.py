@@ -41,10 +41,12 @@ def answers_of(mechanism: Mechanism, num_clients: int) -> Callable[..., Any]:
             of_one = jnp.ones(1, bool), jnp.zeros(1, jnp.int32)
             return mechanism.add(zero, Messages(sent), *of_one, state, hparams)
 
+        of_zeros = added(0)
+
         def releases(number):
             key = jax.random.fold_in(seed_key(0), number)
             return [
-                mechanism.release(added(0), jnp.ones(()), key, state, hparams, jnp.int32(round_))
+                mechanism.release(of_zeros, jnp.ones(()), key, state, hparams, jnp.int32(round_))
                 for round_ in range(_ROUNDS)
             ]
 
